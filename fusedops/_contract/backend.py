@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fusedops._contract.kernel import Kernel
 
 # The version of what a plugin is written against: Backend, kernel, the constraints, and the signatures of the ops and
-# their backwards. It rises when a plugin that was right can be wrong.
+# their backwards. It rises when a change can break a working plugin.
 API_VERSION = 2
 
 
@@ -48,12 +48,12 @@ class Backend:
         aliases: other names by which a policy may call it, if no backend has that name.
         needs: the hardware and packages that it runs on, for messages: "triton and an NVIDIA or AMD GPU".
         packages: the distributions that it builds on, whose versions ``fusedops info`` shows.
-        tools: the commands that the driver of its devices installs, such as "nvidia-smi". With one on the path there is
-            a device, and ``fusedops doctor`` reports why no backend serves it.
+        tools: the commands that the driver of its devices installs, such as "nvidia-smi". If one is on the path,
+            there is a device, and ``fusedops doctor`` reports why no backend serves it.
         variables: the environment variables that it reads, each with one sentence.
-        optional: True where a call that it does not take is an ordinary one, as with a faster form of another backend.
-            Where no policy names the backend, its refusals are no fallback: they are not reported, ``fallback="raise"``
-            goes on to the next backend, and ``explain``, ``stats`` and ``fusedops doctor`` show them.
+        optional: True where a refusal is ordinary, as with a faster variant of another backend. Unless a policy names
+            the backend, its refusals do not count as fallbacks: they are not reported, ``fallback="raise"`` goes on to
+            the next backend, and ``explain``, ``stats`` and ``fusedops doctor`` show them.
         fusedops_api: the ``fusedops.API_VERSION`` that the plugin is written for; with another the backend is refused.
             0: any.
 

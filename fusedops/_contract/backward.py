@@ -14,35 +14,35 @@ from fusedops._contract.constraint import compiled
 from fusedops._contract.values import Saved
 
 Getter = Callable[[Sequence[Any]], tuple[Any, ...]]
-_FLAGS = ("needs", "reuse")  # parameters of backward that are no values of forward
+_FLAGS = ("needs", "reuse")  # parameters of backward that are not values of forward
 
 
 class BackwardCall:
     """The arguments of an op's backward: where each comes from.
 
-    The parameters of backward are, in order: the gradients of the outputs (``grad`` where there is one output, else
-    ``grad_<output>`` for each that is no integer), then by name any of: an output, a saved value, a parameter of the
-    op, ``<parameter>_dtype``, ``needs`` (a bool for each differentiable parameter: is its gradient wanted), and
-    ``reuse`` (a bool: the saved values are not used again, and backward may return them as gradients, changed in
-    place).
+    The parameters of backward are, in order: the gradients of the outputs (``grad`` for one output, else
+    ``grad_<output>`` for each output but integers), then by name any of: an output, a saved value, a parameter of the
+    op, ``<parameter>_dtype``, ``needs`` (a bool for each differentiable parameter: its gradient is wanted), and
+    ``reuse`` (a bool: the saved values are not used again, and backward may change them in place and return them as
+    gradients).
 
     Attributes:
         tensors: picks the tensors that backward takes from ``(*arguments, *outputs, *saved values)`` of forward.
-        saved_indices: the indices of the saved values among these.
-        values: picks what else backward takes from the op's arguments: numbers, texts, dtypes.
+        saved_indices: the indices of the saved values among these tensors.
+        values: picks the numbers, texts and dtypes that backward takes from the op's arguments.
         arguments_of: orders ``(*grads, *tensors, *values, needs)`` as the parameters of backward.
 
     Args:
         op: the op's name, for messages.
         names: the parameters of backward.
         parameters: the op's parameters.
-        tensors: those that are tensors.
+        tensors: the parameters that are tensors.
         outputs: the op's outputs.
-        integers: those of them that are integers, which have no gradient.
+        integers: the integer outputs, which have no gradient.
         saved: the op's saved values. The parameters of their references are kept for backward too.
         differentiable: the parameters for which backward returns a gradient, in order.
         passed_through: the parameter whose gradient is the output's, or None.
-        identity: tells where the first parameter's gradient is the output's too, or None.
+        identity: True where the first parameter's gradient equals the output's; or None.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class BackwardCall:
         kept = list(names[len(self.grads) :])
         if tuple(names[: len(self.grads)]) != self.grads:
             raise ValueError(f"op {op}: backward takes {tuple(names)}; it must begin with {self.grads}")
-        # forward has (*arguments, *outputs, *saved values) at hand: where each kept value is among them
+        # backward's arguments are picked from these values of forward
         saved_names = [value.name for value in saved]
-        at_hand = [*parameters, *outputs, *saved_names]
-        dtypes = [name for name in kept if name not in at_hand and name.removesuffix("_dtype") in parameters]
-        unknown = [name for name in kept if name not in at_hand and name not in dtypes and name not in _FLAGS]
+        available = [*parameters, *outputs, *saved_names]
+        dtypes = [name for name in kept if name not in available and name.removesuffix("_dtype") in parameters]
+        unknown = [name for name in kept if name not in available and name not in dtypes and name not in _FLAGS]
         if unknown:
             raise ValueError(
-                f"op {op}: backward takes {', '.join(unknown)}; it may take {', '.join(at_hand)}, "
+                f"op {op}: backward takes {', '.join(unknown)}; it may take {', '.join(available)}, "
                 f"<parameter>_dtype, needs and reuse"
             )
         self._saved = {value.name: (value, tuple(inspect.signature(value.reference).parameters)) for value in saved}
@@ -80,17 +80,17 @@ class BackwardCall:
         self.outputs = tuple(outputs)
         is_tensor = {*tensors, *outputs, *saved_names}
         self.kept_tensors = tuple(name for name in kept if name in is_tensor)
-        self.saved_indices = tuple(at for at, name in enumerate(self.kept_tensors) if name in saved_names)
+        self.saved_indices = tuple(index for index, name in enumerate(self.kept_tensors) if name in saved_names)
         scalars = [name for name in kept if name in parameters and name not in is_tensor]
-        self.tensors = _getter([at_hand.index(name) for name in self.kept_tensors])
+        self.tensors = _getter([available.index(name) for name in self.kept_tensors])
         self._op = op
         self._names = names
         self._parameters = parameters
         self._differentiable = differentiable
         self._scalar_names = scalars
         self._values = (*scalars, *dtypes)
-        dtypes_of = [parameters.index(name.removesuffix("_dtype")) for name in dtypes]
-        self.values = _with_dtypes(_getter([at_hand.index(name) for name in scalars]), dtypes_of)
+        dtype_indices = [parameters.index(name.removesuffix("_dtype")) for name in dtypes]
+        self.values = _with_dtypes(_getter([available.index(name) for name in scalars]), dtype_indices)
         order = [*self.grads, *self.kept_tensors, *scalars, *dtypes, "needs", "reuse"]
         self.reuses = "reuse" in names
         self._reuse_index = list(names).index("reuse") if self.reuses else -1
@@ -105,13 +105,13 @@ class BackwardCall:
 
     @cached_property
     def assemble_gradients(self) -> Callable[..., tuple[Any, ...]]:
-        """A function that returns what an autograd node does: :meth:`gradients`, written for the op, in half the time.
+        """The backward of an autograd node: :meth:`gradients`, generated for the op, in half the time.
 
-        It takes a function that counts a call and returns the kernel; the gradients of the outputs; the kept tensors;
-        the values; ``ctx.needs_input_grad`` of a node whose first argument is no argument of the op; and ``reuse``.
+        Takes a function that counts a call and returns the kernel, the gradients of the outputs, the kept tensors, the
+        values, ``ctx.needs_input_grad`` (of a node whose first argument is not one of the op) and ``reuse``.
         """
         gradients = {name: f"_d_{name}" for name in self._differentiable}
-        wanted = {name: f"_wanted[{at + 1}]" for at, name in enumerate(self._parameters)}
+        wanted = {name: f"_wanted[{index}]" for index, name in enumerate(self._parameters, 1)}
         first = self._differentiable[0]
         lines = [
             f"{', '.join(names)}, = {sequence}"
@@ -119,16 +119,16 @@ class BackwardCall:
             if names
         ]
         if self._identity is not None:
-            of_identity = [name for name in self._names if name not in _FLAGS]
-            lines.append(f"_same = {wanted[first]} and _identity({', '.join(of_identity)})")
+            identity_args = [name for name in self._names if name not in _FLAGS]
+            lines.append(f"_same = {wanted[first]} and _identity({', '.join(identity_args)})")
             wanted[first] = f"{wanted[first]} and not _same"
-        given = {"needs": "_needs", "reuse": "_reuse"}
+        flags = {"needs": "_needs", "reuse": "_reuse"}
         lines += [
             f"_needs = ({', '.join(wanted[name] for name in self._differentiable)},)",
             f"{' = '.join(gradients.values())} = None",
             "if True in _needs:",
             f"    {', '.join(gradients.values())}{'' if self._single else ','} = "
-            f"_counted()({', '.join(given.get(name, name) for name in self._names)})",
+            f"_counted()({', '.join(flags.get(name, name) for name in self._names)})",
         ]
         if self._identity is not None:
             lines += ["if _same:", f"    {gradients[first]} = {self.grads[0]}"]
@@ -148,22 +148,22 @@ class BackwardCall:
         return self.arguments_of((*grads, *tensors, *values, needs, False))
 
     def without_reuse(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the arguments of backward for a kernel that must leave the saved values as they are."""
+        """Return the arguments of backward for a kernel that must not change the saved values."""
         if not self.reuses:
             return tuple(args)
         return (*args[: self._reuse_index], False, *args[self._reuse_index + 1 :])
 
     def differentiable_tensors(self, tensors: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the kept tensors with each saved value computed again, so that autograd sees how it depends on x.
+        """Return the kept tensors, with the saved values recomputed from them so that they have a graph.
 
-        For a second derivative: a saved value that a kernel computed has no graph.
+        For a second derivative: autograd recorded nothing of what a kernel computed.
         """
         if not self._saved:
             return tuple(tensors)
         kept = self.by_name(tensors, values)
         for name, (value, needed) in self._saved.items():
             if kept.get(name) is not None:
-                kept[name] = value.reference(*(kept[each] for each in needed))
+                kept[name] = value.reference(*(kept[arg] for arg in needed))
         return tuple(kept[name] for name in self.kept_tensors)
 
     def by_name(self, tensors: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
@@ -187,26 +187,27 @@ class BackwardCall:
             tensors: what :meth:`tensors` returned in forward.
             values: what :meth:`values` returned in forward.
             wanted: for each parameter of the op, True where its gradient is wanted.
-            run: computes backward from its arguments, by a kernel or otherwise. Called where a gradient is wanted that
-                is not the output's own.
+            run: computes backward from its arguments, by a kernel or otherwise. Called where a wanted gradient is not
+                the output's.
             look_at_values: False in a trace, whose values ``identity`` must not read.
             reuse: True where the saved values are not used again.
         """
         gradients: list[Any] = [None] * self._count
         if self._passed_index >= 0 and wanted[self._passed_index]:
             gradients[self._passed_index] = grads[0]
-        needs = tuple([wanted[at] for at in self._gradient_indices])
+        needs = tuple([wanted[index] for index in self._gradient_indices])
         if self._identity is not None and needs[0] and look_at_values:
-            given = (*grads, *tensors, *values)
-            if self._identity(*self._without_needs(given)):
+            inputs = (*grads, *tensors, *values)
+            if self._identity(*self._without_needs(inputs)):
                 gradients[self._gradient_indices[0]] = grads[0]
                 needs = (False, *needs[1:])
         if True in needs:
             arguments_of = self._traceable_arguments_of if is_dynamo_compiling() else self.arguments_of
             computed = run(arguments_of((*grads, *tensors, *values, needs, reuse)))
-            for at, need, gradient in zip(self._gradient_indices, needs, (computed,) if self._single else computed):
+            results = (computed,) if self._single else computed
+            for index, need, gradient in zip(self._gradient_indices, needs, results):
                 if need:
-                    gradients[at] = gradient
+                    gradients[index] = gradient
         return gradients
 
 
@@ -218,12 +219,12 @@ def _getter(indices: list[int]) -> Getter:
 
 
 def _traceable_getter(indices: list[int]) -> Getter:
-    """Return such a function that dynamo can trace, which it cannot operator.itemgetter."""
+    """Return the function of :func:`_getter` in a form that dynamo can trace, unlike operator.itemgetter."""
     return lambda values: tuple([values[index] for index in indices])
 
 
-def _with_dtypes(scalars: Getter, dtypes_of: list[int]) -> Getter:
-    """Return a function of the op's arguments that picks what ``scalars`` picks, and the dtypes of some tensors."""
-    if not dtypes_of:
+def _with_dtypes(scalars: Getter, indices: list[int]) -> Getter:
+    """Return ``scalars``, a getter of the op's arguments, with the dtypes of the tensors at these indices appended."""
+    if not indices:
         return scalars
-    return lambda args: (*scalars(args), *[args[at].dtype for at in dtypes_of])
+    return lambda args: (*scalars(args), *[args[index].dtype for index in indices])

@@ -1,4 +1,4 @@
-"""A function that tells whether a call's arguments are like those of an earlier call.
+"""The comparison of a call's arguments with an earlier call's.
 
 Compared are the type of each tensor, what torch's own guards of compiled models compare (dtype, device, layout, shape,
 strides, whether a gradient is wanted, and the modes and transforms in effect), and the type and value of every other
@@ -19,19 +19,14 @@ from fusedops._contract.constraint import compiled
 from fusedops._contract.plain_argument import TENSOR_TYPES
 from fusedops._torch import tensor_guard, unwrap_if_dead
 
-_VALUES = frozenset((type(None), bool, int, float, str, torch.dtype))  # types of values that cannot change
+_VALUES = frozenset((type(None), bool, int, float, str, torch.dtype))  # immutable types
 
 # kinds of arguments
 TENSOR, VALUE, NONE = "a tensor", "a value", "None"
 
 
 def comparison_with(names: tuple[str, ...], args: Sequence[Any]) -> Callable[..., bool] | None:
-    """Return a function of arguments that is True for those like ``args``, or None where they cannot be compared.
-
-    Args:
-        names: of the arguments.
-        args: the arguments.
-    """
+    """Return a function that is True for arguments like ``args``, or None where ``args`` cannot be compared."""
     if not all(map(_is_comparable, args)):
         return None
     tensors = {id(arg): arg for arg in args if isinstance(arg, Tensor)}
@@ -57,7 +52,7 @@ def _is_comparable(arg: object) -> bool:
 
 
 def is_same(value: object, kept: Any) -> bool:
-    """Return True for two values of one type that are equal, where items of tuples have one type too.
+    """Return True for two equal values of the same type, and of tuples the same for each item.
 
     >>> is_same(2.5, 2.5), is_same(1, True), is_same((1, 0), (True, False)), is_same(0.0, -0.0)
     (True, False, False, False)
@@ -71,13 +66,13 @@ def is_same(value: object, kept: Any) -> bool:
 
 @cache
 def _comparison(names: tuple[str, ...], kinds: tuple[str, ...]) -> Callable[..., Callable[..., bool]]:
-    """Compile a function of what is kept of a call, which returns ``is_like``.
+    """Compile ``keep``, which takes the guard and the values of a call and returns ``is_like``.
 
-    A nested tensor is found first: torch's guard ends the process for one. Equal numbers are often the same object.
+    Nested tensors are excluded first: torch's guard ends the process for one. Equal numbers are often the same object.
 
     Args:
-        names: of the arguments.
-        kinds: of each argument: TENSOR, VALUE, NONE, or the argument that is the same tensor.
+        names: the names of the arguments.
+        kinds: for each argument TENSOR, VALUE, NONE, or the name of an earlier argument that is the same tensor.
     """
     tests: list[str] = []
     tensors: list[str] = []

@@ -38,7 +38,7 @@ class Boundary(NamedTuple):
 
 
 class Constraint:
-    """One condition on the argument called ``name``. It is met where the argument is None, unless a class differs.
+    """One condition on the argument ``name``. None meets it, unless the class sets ``none_is_met`` to False.
 
     A subclass implements :meth:`expression`, :meth:`reasons`, :meth:`describe` and :meth:`boundaries`; :meth:`examples`
     is optional. The compiled check and the reasons must agree: a property test compares them.
@@ -52,11 +52,11 @@ class Constraint:
     (True, ('x',), 'x: dim -1 a multiple of 8')
     """
 
-    code = ReasonCode.SIZE  # of every reason that this constraint gives
+    code = ReasonCode.SIZE  # of every reason of this constraint
     none_is_met = True
     reads_shapes = False  # True where the compiled check reads the shapes of all its tensors, which a nested one lacks
 
-    rebuilds: str | None = None  # the tensor whose shape :meth:`rebuilt` tells
+    rebuilds: str | None = None  # the argument that :meth:`rebuilt` returns
 
     def __init__(self, name: str) -> None:
         if type(name) is not str or not name.isidentifier():
@@ -67,14 +67,14 @@ class Constraint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every argument that the constraint looks at."""
+        """The names of all arguments that the constraint reads."""
         return (self.name,)
 
     def expression(self, constants: dict[str, object]) -> str:
         """Return Python source that is true where the constraint is met, for an argument that is not None.
 
-        It reads shapes, strides, dtypes, layouts and devices of tensors, and values of other arguments, and nothing
-        else: a call in which all these are as in a recent one is not checked again.
+        It may read only shapes, strides, dtypes, layouts and devices of tensors, and values of other arguments: a call
+        that is equal to a recent one in all of these is not checked again.
 
         Values that have no literal go into ``constants`` under a new name, see :func:`constant`.
         """
@@ -95,23 +95,23 @@ class Constraint:
     def examples(self, args: Arguments) -> Mapping[str, Any]:
         """Return values of the argument that meet the constraint, each under a label that names argument and value.
 
-        The conformance kit makes its calls from them. A tensor is a TensorSpec that differs from the one of ``args`` in
-        what the constraint is about. Empty where the constraint has none to offer.
+        The conformance kit makes its calls from them. A tensor is a TensorSpec that differs from the one in ``args``
+        only in what the constraint restricts. Empty where the constraint has none.
         """
         return {}
 
     def follow(self, args: Arguments) -> TensorSpec | None:
-        """Return the argument with the sizes that the constraint takes from another tensor, None where it takes none.
+        """Return the argument resized to fit another tensor, or None if the constraint ties no size to another tensor.
 
-        The conformance kit calls it where it changes the sizes of the other tensor. Without it, sizes that are equal
-        from the last on stay equal.
+        The conformance kit calls it after it has resized the other tensor. Without it, equal trailing sizes stay
+        equal.
         """
         return None
 
     def rebuilt(self, args: Arguments, like: TensorSpec) -> TensorSpec:
-        """Return the tensor :attr:`rebuilds` from the other arguments: the opposite of :meth:`follow`.
+        """Infer the spec of the argument :attr:`rebuilds` from the other arguments: the inverse of :meth:`follow`.
 
-        A backward kernel whose first parameter is not kept is checked by it. ``like`` has the dtype, and the leading
+        For the check of a backward that does not receive the op's first argument. ``like`` has its dtype and leading
         dims.
         """
         return like
@@ -183,7 +183,7 @@ def compile_check(
 
 
 def compiled(source: str, title: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run source with the names that it uses, and return them with those that it defines. Tracebacks show its lines."""
+    """Run source in the namespace ``names``, and return the namespace. Tracebacks show the lines of the source."""
     filename = f"<fusedops: {title} #{next(_compiled)}>"
     exec(compile(source, filename, "exec"), names)
     # entries without a time are not checked against the disk
@@ -197,7 +197,7 @@ def _local(attribute: str) -> str:
 
 
 def reasons_of(constraint: Constraint, args: Arguments) -> list[Reason]:
-    """Return the reasons for a violated constraint: at least one, also where its own ``reasons`` returns none."""
+    """Return the reasons for a violated constraint: at least one, even if its ``reasons`` returns none."""
     rule = constraint.describe()
     fallback = Reason(
         constraint.code, f"a value of {constraint.name} that violates it", rule, f"change it to meet: {rule}"
@@ -236,7 +236,7 @@ def is_tensor(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message. Of a tensor only the size is read; integers of thousands of digits are cut."""
+    """Return a value as text for a message. Only the size of a tensor is read; a large integer is shortened."""
     if isinstance(value, Tensor):
         return f"a tensor of {value.numel()} element{'s' * (value.numel() != 1)}"
     if isinstance(value, int) and value.bit_length() > 64:

@@ -42,21 +42,21 @@ def tolerances(
 
     Args:
         float32: (absolute, relative) of float32, in which the narrower dtypes are computed too.
-        float64: the same of float64.
-        absolute: of the narrower dtypes; None: float32's.
-        absolute_roundings: added to it, in units of a dtype's rounding.
+        float64: (absolute, relative) of float64.
+        absolute: the absolute tolerance of the narrower dtypes; None: float32's.
+        absolute_roundings: added to ``absolute``, in units of a dtype's rounding.
         roundings: the relative tolerance of the narrower dtypes, in these units: 1 is twice the error of a rounding.
 
     >>> tolerances((2e-6, 1e-6), (1e-14, 1e-12))[torch.bfloat16]
     Tolerance(absolute=2e-06, relative=0.008)
     """
-    given = {torch.float32: Tolerance(*float32), torch.float64: Tolerance(*float64)}
-    least = float32[0] if absolute is None else absolute
+    result = {torch.float32: Tolerance(*float32), torch.float64: Tolerance(*float64)}
+    narrow = float32[0] if absolute is None else absolute
     unit = 1.024  # 1e-3 of float16, 8e-3 of bfloat16
     for dtype, storage in STORAGE.items():
         step = unit * storage.rounding
-        given.setdefault(dtype, Tolerance(least + absolute_roundings * step, roundings * step))
-    return given
+        result.setdefault(dtype, Tolerance(narrow + absolute_roundings * step, roundings * step))
+    return result
 
 
 class Case(NamedTuple):
@@ -79,15 +79,15 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of an op: the parts of a call whose results follow from their own part of the arguments alone.
+    """One kind of independent rows of an op: each row of the results depends on the same row of the arguments alone.
 
     Args:
         name: in the plural, unique within the op.
         call: ``(count) -> arguments by name``, a call of so many rows, as in :class:`Case`.
         dims: the dim of the rows in each argument and output that has them; the other arguments are the same for all.
-        packed: the argument with the bounds of the rows, for each tensor in which a row is a stretch of positions.
-        up_to: the dim of each argument of which a row needs all up to itself, counted from the end, and no more, as the
-            keys of a causal attention.
+        packed: for each tensor that has the rows one after another in its dim, the argument with their bounds.
+        up_to: the dim of each argument that a row needs up to its own position, counted from the end, and no further,
+            as the keys of a causal attention.
 
     >>> import fusedops
     >>> rows = fusedops.Rows("rows", lambda count: {"x": (count, 67)}, {"x": 0, "y": 0})
@@ -109,23 +109,23 @@ class Evidence:
     Args:
         formula: one line for tables.
         cases: real calls.
-        tolerance: of the outputs, by dtype: the output's with an error bound, the coarsest tensor's without.
+        tolerance: of the outputs, by dtype: of the output with an error bound, of the coarsest tensor without.
         gradient_tolerance: of the gradients: wider, as backward starts from rounded values and subtracts.
         min_bytes: from the arguments, the fewest bytes that a kernel must move, by direction.
         unfused: the chain of torch functions that a model runs without fused ops, the baseline of benchmarks. Takes
             the op's parameters in order.
         error_bound: ``(absolute, *arguments on the CPU) -> tensor``, or a tuple: for each output the largest error of a
-            right kernel, before rounding; inf where it may overflow. None: ``absolute`` times the largest of each row.
-        gradient_error_bound: the same of the arguments of backward, for the gradients.
-        pin_choice: ``(arguments, outputs) -> arguments``, on the CPU, of an op whose integers may differ between right
-            kernels, as rounding decides: the arguments with the choice of these outputs given where it is a right one,
-            with the reference's where it is not. The outputs are compared with the reference of these. None: every
-            right kernel returns the same integers.
+            correct kernel before rounding; inf where it may overflow. None: ``absolute`` times the largest of each row.
+        gradient_error_bound: the same for the gradients, from the arguments of backward.
+        pin_choice: ``(arguments, outputs) -> arguments``, on the CPU, for an op whose integer outputs depend on
+            rounding: the arguments that fix the choice of these outputs if it is correct, else the reference's. The
+            outputs are compared with the reference for these arguments. None: all correct kernels return the same
+            integers.
         sample: ``(batch, length) -> arguments by name``, a small call for tests of torch's features and of DTensor;
             tuples are shapes. None: the first case.
         large: the calls that benchmarks measure, which fill a device. None: the cases.
         sweep: ``(rows, width) -> arguments by name``, for benchmarks over lengths and sizes.
-        rows: the rows of a call, each kind of them, by which the promise ``rows_independent`` of a kernel is checked.
+        rows: the kinds of rows by which the promise ``rows_independent`` of a kernel is checked.
         peers: a Markdown table of what other libraries accept, for the pages.
         sharded: what may be sharded, in words, for the pages: of the first parameter, of the others, and how the
             gradients are placed.
@@ -164,12 +164,12 @@ class Evidence:
 
 
 def rows_of_two_widths(call: Callable[[int, int], Mapping[str, Any]], *names: str, more: str = "") -> list[Rows]:
-    """Return two kinds of rows in dim 0: of 67 columns, and of so many that a library may cut a sum over one row.
+    """Return two kinds of rows in dim 0: of 67 columns, and wide enough that a library may split the sum over one row.
 
     Args:
         call: ``(rows, columns) -> arguments by name``.
         names: the arguments and outputs that have rows.
-        more: is added to the names of the kinds.
+        more: added to the names of the kinds.
 
     >>> [rows.name for rows in rows_of_two_widths(lambda count, width: {"x": (count, width)}, "x", "y")]
     ['rows', 'wide rows']

@@ -53,7 +53,7 @@ class NamedFunction:
         text: the module and the name.
 
     Attributes:
-        check: called with the function when it is imported: raises where it has other parameters than the op.
+        check: called with the function when it is imported; raises if its parameters are not the expected ones.
     """
 
     def __init__(self, text: str) -> None:
@@ -76,8 +76,8 @@ class NamedFunction:
         return self.function(*args)
 
 
-#: True for a kernel that promises it; else the reason why it does not. By device type, "*" for all others, where that
-#: differs.
+#: True for a kernel that promises it, else the reason why not. A mapping where that depends on the device type; "*" is
+#: every other type.
 RowsIndependent = Literal[True] | str | Mapping[str, Literal[True] | str]
 
 
@@ -126,12 +126,12 @@ class Kernel:
         return self.function if self.prepare is None else self.prepare(self.function)
 
     def for_independent_rows(self) -> Kernel:
-        """Return the kernel as a policy with ``rows="independent"`` calls it; itself where that is no other."""
+        """Return the kernel as a policy with ``rows="independent"`` calls it; or itself if that changes nothing."""
         if not self.for_speed and self.for_rows is None:
             return self
-        left = tuple(each for each in self.constraints if each not in self.for_speed)
+        kept = tuple(item for item in self.constraints if item not in self.for_speed)
         function = self.for_rows or self.function
-        return replace(self, function=function, constraints=left, for_speed=(), for_rows=None)
+        return replace(self, function=function, constraints=kept, for_speed=(), for_rows=None)
 
     @property
     def location(self) -> str:
@@ -170,17 +170,17 @@ def kernel(
         source: the vendor's function or document.
         deviations: differences from the contract that remain.
         adapts: changes to calls that the vendor's function would not take as they are.
-        device_types: those that the kernel serves, where its backend has other kernels of the op for its other device
-            types. (): all those of the backend.
-        prepare: called with the function once the backend's probe has returned None. Returns the function of the same
-            parameters that is called instead of it, such as one of a library that the probe has loaded. None: the
-            function itself is called.
+        device_types: the device types that the kernel serves, if the backend has other kernels for its other device
+            types. (): all that the backend serves.
+        prepare: called with the function once the backend's probe has returned None. Returns a function with the same
+            parameters to call instead, such as one of a library that the probe has loaded. None: the function itself
+            is called.
         rows_independent: True where a row of each result has the same bits whatever the other rows are; else the reason
-            why not. By device type, "*" for all others, where that differs.
-        for_speed: constraints beyond which another backend is merely faster; a policy with ``rows="independent"`` drops
-            them.
-        for_rows: a function of the same parameters that such a policy calls instead, where the promise of
-            ``rows_independent`` is that function's, and the kernel's own is faster. None: the kernel's own.
+            why not. A mapping where that depends on the device type; "*" is every other type.
+        for_speed: constraints that exclude calls which another backend merely runs faster; a policy with
+            ``rows="independent"`` drops them.
+        for_rows: a function with the same parameters that such a policy calls instead: it keeps the promise
+            ``rows_independent``, and the kernel's own function, which is faster, does not. None: the kernel's own.
         extra_error: called with the function's arguments, on the CPU. Returns for each result what the kernel's own
             arithmetic adds to the op's error bound, a number or a tensor, inf where it may overflow; None for nothing.
 
@@ -215,7 +215,7 @@ def kernel(
 
 
 def kernels_of(*modules: ModuleType) -> tuple[Kernel, ...]:
-    """Return the kernels that are names of modules, in the order of the modules and of each one's definitions.
+    """Return the kernels that modules define, in the order of the modules and of their definitions.
 
     >>> import types, fusedops
     >>> module = types.ModuleType("bias_gelu")

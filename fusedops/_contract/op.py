@@ -32,11 +32,11 @@ class Op:
             docstring is the op's documentation.
         constraints: the op's own conditions on the arguments. A violated one is an InvalidInputError.
         reference: the meaning of the op in plain differentiable torch. Takes the op's parameters in order, annotated
-            with ``Tensor``, ``Tensor | None``, ``float``, ``int``, ``bool``, ``str`` or a pair of ints or None; or, as
-            every function of an op and its kernels may, one NamedTuple of them. Its own defaults are the registered
-            op's. Returns the output, or a tuple.
+            with ``Tensor``, ``Tensor | None``, ``float``, ``int``, ``bool``, ``str`` or a pair of ints or None; or one
+            NamedTuple of them, as every function of an op and its kernels may. The registered op has its defaults.
+            Returns the output, or a tuple.
         backward: the gradient in plain differentiable torch. Its parameters are ``grad`` (``grad_<output>`` for each of
-            several outputs, but for integers), then by name what forward keeps for it: outputs, saved values,
+            several outputs but integers), then by name what forward keeps for it: outputs, saved values,
             parameters of the op, ``<parameter>_dtype``, ``needs`` (a bool for each of ``differentiable``), ``reuse``
             (see BackwardCall). Returns one gradient for each of ``differentiable``, None where not wanted; a tuple
             where there are several.
@@ -48,15 +48,15 @@ class Op:
         saved: what forward saves for backward besides outputs and arguments. A forward kernel of an op with saved
             values takes one more argument, ``save``, and returns the outputs, then the saved values (None without
             ``save``).
-        passed_through: a tensor parameter whose gradient is the output's gradient itself, as a residual's is.
-        identity: takes the arguments of backward except ``needs``; True where the first differentiable parameter's
-            gradient is the output's itself, as without dropout: no kernel is called for it then.
+        passed_through: a tensor parameter whose gradient is the output's gradient itself, such as a residual.
+        identity: takes the arguments of backward except ``needs``; True if the gradient of the first differentiable
+            parameter is the output's gradient itself, as without dropout: no kernel computes it then.
         padding: how a call is padded to sizes that a kernel takes; None where it cannot be.
-        sharding: the rule for DTensors, or "module:NAME" of it, which is imported when it is first read.
+        sharding: the rule for DTensors, or its "module:NAME", imported when it is first read.
         prepare_args: returns the arguments with what the public function draws (a seed) or converts, to inspect a call
             that does not run.
-        evidence: how kernels are checked, measured and described: an Evidence, or "module:NAME" of one, which is
-            imported when it is first read.
+        evidence: how kernels are checked, measured and described: an Evidence, or its "module:NAME", imported when it
+            is first read.
 
     Raises:
         ValueError: reference, backward or a constraint does not fit the function.
@@ -89,17 +89,17 @@ class Op:
         self.reference, self.backward = signatures.spread(reference), signatures.spread(backward)
         self.differentiable, self.passed_through = differentiable, passed_through
         self.constraints, self._evidence = tuple(constraints), evidence
-        described = [Output(each) if isinstance(each, str) else each for each in outputs]
-        self.outputs, self.single = tuple(each.name for each in described), len(described) == 1
-        self.with_gradient = tuple(each.name for each in described if not each.integer)
-        self.integers = tuple(each.name for each in described if each.integer)
-        self.output_of = {each.name: each.of for each in described if each.of is not None}
-        self.permuted = tuple(each.name for each in described if each.permuted)
+        described = [Output(output) if isinstance(output, str) else output for output in outputs]
+        self.outputs, self.single = tuple(output.name for output in described), len(described) == 1
+        self.with_gradient = tuple(output.name for output in described if not output.integer)
+        self.integers = tuple(output.name for output in described if output.integer)
+        self.output_of = {output.name: output.of for output in described if output.of is not None}
+        self.permuted = tuple(output.name for output in described if output.permuted)
         if not self.with_gradient or self.with_gradient + self.integers != self.outputs:
             raise ValueError(
                 f"op {self.name}: got outputs {outputs}, expected integers last, after one with a gradient"
             )
-        self.saved = saved = tuple(each._replace(reference=signatures.spread(each.reference)) for each in saved)
+        self.saved = saved = tuple(item._replace(reference=signatures.spread(item.reference)) for item in saved)
         self.required_saved = tuple(value for value in saved if not value.optional)
         self.padding, self._sharding = padding, sharding
         self.prepare_args = prepare_args
@@ -150,7 +150,7 @@ class Op:
 
         None: it has the shape of the first output.
         """
-        return next((each.rebuilt for each in self.constraints if each.rebuilds == self.parameters[0]), None)
+        return next((item.rebuilt for item in self.constraints if item.rebuilds == self.parameters[0]), None)
 
     @cached_property
     def check_any_kind(self) -> Callable[..., Constraint | None]:
@@ -162,7 +162,7 @@ class Op:
     def invalid(self, args: Sequence[Any]) -> Reason | None:
         """Return why a call is invalid on every backend, or None. Takes tensors of any kind, and specs."""
         bound = dict(zip(self.parameters, args))
-        return next((reasons[0] for each in self.conditions if (reasons := each.reasons(bound))), None)
+        return next((reasons[0] for item in self.conditions if (reasons := item.reasons(bound))), None)
 
     def validate(self, args: Sequence[Any]) -> None:
         """Raise InvalidInputError if a call violates a constraint of the op.
@@ -185,7 +185,7 @@ class Op:
         return signatures.bound_arguments(self.name, self.signature, args, kwargs)
 
     def prepared(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments with what the public function would draw or make."""
+        """Return the arguments with what the public function draws or converts."""
         return args if self.prepare_args is None else self.prepare_args(args)
 
     def specs(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -194,15 +194,15 @@ class Op:
 
     def bound_specs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return a valid call's prepared arguments as specs, or raise InvalidInputError. Nothing is drawn."""
-        given = self.bind(args, kwargs)
-        if any(isinstance(arg, Tensor) and arg.is_nested for arg in given):  # it has no shape
-            self.validate(given)
-        specs = self.prepared(self.specs(given))
+        bound = self.bind(args, kwargs)
+        if any(isinstance(arg, Tensor) and arg.is_nested for arg in bound):  # it has no shape
+            self.validate(bound)
+        specs = self.prepared(self.specs(bound))
         self.validate(specs)
         return signatures.with_floats(specs, self.float_indices)
 
     def as_tuple(self, results: Any) -> tuple[Any, ...]:
-        """Return the outputs as a tuple, also where the public function returns one alone."""
+        """Return the outputs as a tuple, even if there is only one."""
         return (results,) if isinstance(results, Tensor) or self.single else tuple(results)
 
     def outputs_of(self, results: Any) -> Any:
@@ -214,9 +214,10 @@ class Op:
     def absent_outputs_to_none(self, results: Any, args: Sequence[Any]) -> Any:
         """Return the outputs, with None for those that the call does not have (see ``output_of``)."""
         absent = [output for output, name in self.output_of.items() if args[self.parameters.index(name)] is None]
+        if not absent:
+            return results
         # by index: under torch.fx the results are one proxy, which cannot be iterated
-        each = [None if name in absent else results[at] for at, name in enumerate(self.outputs)] if absent else []
-        return tuple(each) if absent else results
+        return tuple([None if name in absent else results[i] for i, name in enumerate(self.outputs)])
 
     def call_kernel(self, run: Callable[..., Any], args: Sequence[Any], save: bool = False) -> Any:
         """Call a forward kernel, which takes ``save`` where the op has saved values."""
@@ -226,15 +227,15 @@ class Op:
         """Compute what a forward kernel returns, by the references. Takes ``save`` where the op has saved values."""
         if not self.saved:
             return self.reference(*args)
-        given, save = args[:-1], args[-1]
-        outputs = self.as_tuple(self.reference(*given))
-        return (*outputs, *(self.saved_references(given, outputs) if save else [None] * len(self.saved)))
+        inputs, save = args[:-1], args[-1]
+        outputs = self.as_tuple(self.reference(*inputs))
+        return (*outputs, *(self.saved_references(inputs, outputs) if save else [None] * len(self.saved)))
 
     def saved_references(self, args: Sequence[Any], outputs: Sequence[Any]) -> list[Tensor]:
         """Compute the saved values of a call by their references."""
         known = {**dict(zip(self.parameters, args)), **dict(zip(self.outputs, outputs))}
-        names = [inspect.signature(value.reference).parameters for value in self.saved]
-        return [value.reference(*(known[name] for name in each)) for value, each in zip(self.saved, names)]
+        parameters = [inspect.signature(value.reference).parameters for value in self.saved]
+        return [value.reference(*(known[name] for name in names)) for value, names in zip(self.saved, parameters)]
 
     def call_public(self, *args: Any, backend: str | None = None) -> Any:
         """Call the public function with every argument by position."""

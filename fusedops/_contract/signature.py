@@ -12,7 +12,7 @@ from fusedops.errors import InvalidInputError
 
 
 def spread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with each field of its arguments object as a parameter; itself where it has no such object.
+    """Return the function with the fields of its arguments object as parameters; unchanged if it has no such object.
 
     An arguments object is a parameter whose annotation is a NamedTuple: the parameters of an op or of its backward,
     listed once.
@@ -27,10 +27,10 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
     >>> spread(total)(1, save=True, y=2)
     3
     """
-    found = [(name, kind) for name, kind in _annotated(function) if hasattr(kind, "_fields")]
-    if not found:
+    objects = [(name, kind) for name, kind in _annotated(function) if hasattr(kind, "_fields")]
+    if not objects:
         return function
-    (name, kind), *others = found
+    (name, kind), *others = objects
     parameters = inspect.signature(function).parameters
     if others:
         raise ValueError(
@@ -42,7 +42,7 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
     new = cast("Callable[..., Any]", tuple.__new__)
 
     def in_order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the arguments in order, with those that are left out or given by name."""
+        """Return the arguments in order, with keyword arguments and defaults filled in."""
         bound = chosen.__signature__.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.args
@@ -63,21 +63,21 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
 
     chosen: Any = spreading_all if len(parameters) == 1 else spreading_first if start == 0 else spreading
     by, none = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
-    each = [
+    described = [
         (field, kind._field_defaults.get(field, none), _text(kind.__annotations__[field])) for field in kind._fields
     ]
-    fields = [inspect.Parameter(field, by, default=default, annotation=text) for field, default, text in each]
+    fields = [inspect.Parameter(field, by, default=default, annotation=text) for field, default, text in described]
     kept = list(parameters.values())
     chosen.__signature__ = inspect.Signature([*kept[:start], *fields, *kept[start + 1 :]])
     return chosen
 
 
 def _annotated(function: Any) -> list[tuple[str, Any]]:
-    """Return the parameters of a Python function with their annotations, a text as what it names in the module."""
+    """Return the parameters of a Python function with their annotations. A text is looked up in the module."""
     known: dict[str, Any] = getattr(function, "__globals__", {})
-    given: dict[str, Any] = getattr(function, "__annotations__", {})
+    kinds: dict[str, Any] = getattr(function, "__annotations__", {})
     return [
-        (name, known.get(each) if isinstance(each, str) else each) for name, each in given.items() if name != "return"
+        (name, known.get(kind) if isinstance(kind, str) else kind) for name, kind in kinds.items() if name != "return"
     ]
 
 
@@ -86,23 +86,23 @@ def op_signature(
 ) -> tuple[inspect.Signature, dict[str, str], tuple[Any, ...]]:
     """Return the signature of a public function without ``backend``, and its parameters' types as text and defaults.
 
-    The types are the reference's: the public function may accept more, such as a seed as a number. A default is the
-    reference's own where it has one, else the public function's.
+    The types are the reference's: the public function may accept more, such as a number for a seed. A default is the
+    reference's if it has one, else the public function's.
 
     Raises:
         ValueError: the reference has other parameters.
     """
     signature = inspect.signature(function)
     public = {name: p for name, p in signature.parameters.items() if name != "backend"}
-    own = inspect.signature(reference).parameters
-    if list(own) != list(public):
+    parameters = inspect.signature(reference).parameters
+    if list(parameters) != list(public):
         raise ValueError(
-            f"op {function.__name__}: got a reference of ({', '.join(own)}), expected ({', '.join(public)}); "
+            f"op {function.__name__}: got a reference of ({', '.join(parameters)}), expected ({', '.join(public)}); "
             f"to fix: give it the parameters of the function, without backend"
         )
     none = inspect.Parameter.empty
-    defaults = tuple(public[name].default if p.default is none else p.default for name, p in own.items())
-    types = {name: _annotation_text(p) for name, p in own.items()}
+    defaults = tuple(public[name].default if p.default is none else p.default for name, p in parameters.items())
+    types = {name: _annotation_text(p) for name, p in parameters.items()}
     return signature.replace(parameters=list(public.values())), types, defaults
 
 
@@ -114,7 +114,7 @@ def bound_arguments(
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         text = str(error).removeprefix("got ").replace("missing a required argument:", "no argument")
-        unknown = next((each for each in kwargs if each not in signature.parameters), None)
+        unknown = next((key for key in kwargs if key not in signature.parameters), None)
         near = None if unknown is None else nearest_name(unknown, list(signature.parameters))
         fix = "give each argument once" if near is None else f"write {near!r}"
         raise InvalidInputError(f"{name}: got {text}, expected {signature_text(signature)}; to fix: {fix}") from None
@@ -135,11 +135,11 @@ def float_indices(types: Mapping[str, str]) -> tuple[int, ...]:
 def with_floats(args: tuple[Any, ...], indices: Collection[int]) -> tuple[Any, ...]:
     """Return the arguments with each integer at these indices as a float.
 
-    torch's arithmetic takes integers of 64 bits: a formula may have twice the number.
+    torch takes integers of at most 64 bits, and a formula may have twice the number.
     """
     for index in indices:
         if type(args[index]) is int:
-            return tuple(float(arg) if at in indices and type(arg) is int else arg for at, arg in enumerate(args))
+            return tuple(float(arg) if i in indices and type(arg) is int else arg for i, arg in enumerate(args))
     return args
 
 

@@ -28,7 +28,7 @@ class TensorSpec:
 
     __slots__ = ("capability", "device", "dtype", "shape")
 
-    layout = torch.strided  # attributes of tensors that ops look at; a spec has no other values
+    layout = torch.strided  # attributes that ops read; a spec is always strided
     is_nested = False
 
     def __init__(

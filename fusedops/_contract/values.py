@@ -12,16 +12,16 @@ from torch import Tensor
 
 
 class Output(NamedTuple):
-    """An output that is more than a name: one that a call may not have, one of integers, or one of any order.
+    """An output that is optional, has integers, or may be in any memory order; for others the name is enough.
 
     Args:
         name: of the output.
-        of: the parameter that it belongs to. Where that is None, the public function returns None for the output, and
+        of: the parameter that it belongs to. If that is None, the public function returns None for the output, and
             kernels an empty tensor.
-        integer: True for integers, such as an index. The output has no gradient, and is right where it is equal. Such
-            outputs come last.
-        permuted: True where a kernel may order the dims in memory as it likes, without gaps. Compiled code has the
-            order that ``empty`` of the op gives, and gradients in the order of their inputs.
+        integer: True for integers, such as an index. The output has no gradient, and must equal the reference.
+            Integer outputs come last.
+        permuted: True where a kernel may choose the memory order of the dims, without gaps. In compiled code the
+            output has the order that the op's ``empty`` gives, and gradients have the order of their inputs.
 
     >>> import fusedops
     >>> fusedops.Output("rotated_k", of="k")
@@ -38,13 +38,13 @@ class Saved(NamedTuple):
     """A tensor that forward computes for backward and that is not an output.
 
     Args:
-        name: as backward's parameter is called.
+        name: the name of backward's parameter.
         reference: computes it in plain torch: the definition of its value, shape and dtype. Its parameters are named
             after parameters or outputs of the op, which are then kept for backward: a second derivative computes it
             again.
         optional: True where a kernel may return None for it; backward then recomputes what it needs.
-        gradient_of: set where the value is the gradient of a parameter, computed in forward: that parameter. A kernel
-            returns None for it where that parameter does not require a gradient and another one does.
+        gradient_of: if the value is the gradient of a parameter, computed in forward: that parameter. A kernel returns
+            None for it where that parameter does not require a gradient and another one does.
 
     >>> import fusedops
     >>> fusedops.Saved("rstd", lambda x, eps: (x.float().square().mean(-1) + eps).rsqrt()).optional
@@ -108,7 +108,7 @@ class Ranks(Protocol):
     Attributes:
         shard: this rank's part of the first parameter.
         saves: True where the saved values are wanted.
-        shapes: the shape of the whole of each tensor argument, by name.
+        shapes: the whole shape of each tensor argument, by name.
         backend: the policy for this call alone, or None.
     """
 
@@ -137,30 +137,30 @@ class Ranks(Protocol):
         ...
 
     def place(self, dim: int) -> int:
-        """Return this rank's place among those that hold other parts of a dim, which one mesh dim shards."""
+        """Return this rank's index among the ranks that hold parts of a dim, which one mesh dim shards."""
         ...
 
     def bounds(self, dim: int, size: int) -> list[int]:
-        """Return where the part of each of these ranks starts in a tensor of ``size`` along the dim, and the end."""
+        """Return the start of each of these ranks' parts in a tensor of ``size`` along the dim, and the end."""
         ...
 
     def exchange(self, message: Tensor, dim: int, distance: int, received: int) -> Callable[[], Tensor]:
         """Send a flat tensor to the rank that is ``distance`` places after this one, or before if negative.
 
-        All these ranks make the call. Returns a function that waits for the message to this one, of ``received``
-        elements: from the rank ``distance`` places before.
+        All these ranks make the call. Returns a function that waits for the message to this rank: ``received`` elements
+        from the rank ``distance`` places before it.
         """
         ...
 
 
 class Combined(NamedTuple):
-    """The way in which an op combines the results of ranks, where a rank's part is no independent call.
+    """The combination of the ranks' results, for an op whose call on a rank's part is not independent.
 
     Args:
-        dims: dims among :attr:`Sharding.whole` that may be sharded nevertheless, as the op combines them.
+        dims: dims of :attr:`Sharding.whole` that may still be sharded, because the op combines them.
         applies: ``(arguments by name) -> bool``, True where other sharded dims are combined too.
-        forward: ``(this rank's arguments by name, ranks) -> this rank's outputs and required saved values``, outputs
-            alone where these are not wanted.
+        forward: ``(this rank's arguments by name, ranks) -> this rank's outputs and required saved values``; outputs
+            alone if saved values are not wanted.
         backward: ``(this rank's arguments by name, ranks) -> gradients``.
         by_kernels: False where forward and backward are plain torch if one of ``dims`` is sharded, as no kernel takes
             such a part; outputs and their gradients then have the leading dims of the first parameter, or none. True
@@ -185,8 +185,8 @@ class Sharding(NamedTuple):
         dims_of: ``(arguments by name) -> dims by parameter``, for tensors that do not broadcast to the first parameter:
             the dim of the first parameter, counted from the end, that each of their dims goes with; None for a dim that
             every rank needs whole.
-        shape_of: ``(arguments by name) -> shape``, whose dims are meant wherever this class has those of the first
-            parameter: the logits' of a call that computes them. For forward and for backward. None: the first
+        shape_of: ``(arguments by name) -> shape`` to use in place of the first parameter's shape throughout this class,
+            such as the logits' in a call that computes them. For forward and for backward. None: the first
             parameter's.
         replicated: the tensor parameters that are the same on every rank, such as a seed.
         adjust: ``(arguments by name, shard) -> arguments by name``, changes a rank's local call where it depends on the
@@ -196,10 +196,10 @@ class Sharding(NamedTuple):
         backward: the same for backward.
         applies: ``(arguments by name) -> bool``, True where ``forward`` and ``backward`` are needed for a call.
         reason: why a kernel cannot take a part, for the refusal.
-        summed: True where outputs are sums over the dims of ``shape_of`` that they lack. With one of these sharded they
-            are ``Partial``.
-        combined: the way in which results of ranks are combined, such as a loss that is a sum over rows; None where
-            each rank's part is an independent call.
+        summed: True where outputs are sums over the dims of ``shape_of`` that they lack. If one of these is sharded,
+            the outputs are ``Partial``.
+        combined: how the ranks' results are combined, such as a loss that is a sum over rows; None where each rank's
+            part is an independent call.
 
     >>> import fusedops
     >>> fusedops.Sharding(whole=(-1,)).replicated
@@ -224,7 +224,7 @@ ROWS_ARE_INDEPENDENT = Sharding()
 
 
 def loaded(value: Any) -> Any:
-    """Return the value of an op's parameter: what a text "module:name" names, imported now; anything else as it is."""
+    """Return the object that a text "module:name" names, imported now; any other value unchanged."""
     if not isinstance(value, str):
         return value
     module, _, name = value.partition(":")

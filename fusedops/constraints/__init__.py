@@ -9,8 +9,8 @@ From ``Dim("x", (-2, -1), at_least=32, at_most=4096, multiple_of=32)`` come
 5. JSON for other tools (:meth:`Constraint.to_dict`).
 
 Constraints are about shapes, dtypes, device capability, numbers and presence; never about strides (a launcher handles
-those), never about data. The same classes state what an op accepts and what a kernel accepts. A constraint on an
-argument that is None is met; :class:`Present` requires one.
+those), never about data. The same classes state what an op accepts and what a kernel accepts. None meets a
+constraint on an argument; :class:`Present` requires the argument.
 
 >>> import fusedops
 >>> from fusedops.constraints import Dim

@@ -1,4 +1,4 @@
-"""Constraints on what masks the scores of queries and keys: a mask, the alignment of a causal mask, a window."""
+"""Constraints on the masking of attention scores: a mask, the alignment of a causal mask, a window."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ScoreMask(TensorConstraint):
 
 
 class Alignment(Constraint):
-    """The diagonal of a causal mask: "none", or one of ``alignments``. Both are one where Sq == Sk.
+    """The diagonal of a causal mask: "none", or one of ``alignments``, which are the same where Sq == Sk.
 
     "upper_left": query i sees the keys up to i. "lower_right": the last query sees every key.
 
@@ -81,7 +81,7 @@ class Alignment(Constraint):
         name: the argument, "none", "upper_left" or "lower_right".
         q: the queries, (B, Nq, Sq, D).
         k: the keys, (B, Nk, Sk, D).
-        alignments: those accepted where Sq != Sk.
+        alignments: the alignments accepted where Sq != Sk.
 
     >>> from fusedops.constraints import Alignment
     >>> Alignment("causal", "q", "k", "upper_left").describe()
@@ -93,7 +93,7 @@ class Alignment(Constraint):
 
     def __init__(self, name: str, q: str, k: str, *alignments: str) -> None:
         super().__init__(name)
-        if any(each not in ALIGNMENTS for each in alignments):
+        if any(alignment not in ALIGNMENTS for alignment in alignments):
             raise ValueError(
                 f"Alignment({name!r}): got {alignments!r}, expected some of {ALIGNMENTS}; to fix: give these"
             )
@@ -106,7 +106,7 @@ class Alignment(Constraint):
         return (self.name, self.q, self.k)
 
     def expression(self, constants: dict[str, object]) -> str:
-        accepted, known = (constant(constants, frozenset(each)) for each in (("none", *self.alignments), _CAUSAL))
+        accepted, known = (constant(constants, frozenset(texts)) for texts in (("none", *self.alignments), _CAUSAL))
         test = f"{self.name} in {accepted}"
         if len(self.alignments) == len(ALIGNMENTS):
             return test
@@ -142,7 +142,7 @@ class Alignment(Constraint):
         return [Reason(self.code, given, "False, 'upper_left' or 'lower_right', or True where Sq == Sk", fix)]
 
     def _rule(self) -> str:
-        choices = listed([repr(each) for each in ("none", *self.alignments)])
+        choices = listed([repr(choice) for choice in ("none", *self.alignments)])
         return choices if len(self.alignments) == len(ALIGNMENTS) else f"{choices}, or Sq == Sk"
 
     def describe(self) -> str:
@@ -195,7 +195,7 @@ _CAUSAL = ("none", *ALIGNMENTS)
 
 
 def _is_window(value: Any) -> bool:
-    """Return True for two ints of at least 0; as a list too, as torch's schemas have them."""
+    """Return True for two ints of at least 0, in a tuple, or in a list as torch's schemas pass them."""
     if not isinstance(value, (tuple, list)) or len(cast("list[Any]", value)) != 2:
         return False
-    return all(type(each) is int and 0 <= each < 2**63 for each in cast("list[Any]", value))
+    return all(type(size) is int and 0 <= size < 2**63 for size in cast("list[Any]", value))

@@ -105,9 +105,9 @@ class When(Constraint):
     none_is_met = False
 
     def __init__(self, condition: Constraint, then: Constraint) -> None:
-        for each in (condition, then):
-            if not isinstance(each, Constraint):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(f"When: got {each!r}, expected a constraint; to fix: write one such as Rank('x', 4)")
+        for item in (condition, then):
+            if not isinstance(item, Constraint):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ValueError(f"When: got {item!r}, expected a constraint; to fix: write one such as Rank('x', 4)")
         super().__init__(then.name)
         self.condition, self.then = condition, then
         self.code = then.code
@@ -140,7 +140,7 @@ class When(Constraint):
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
         for outer in self.condition.boundaries(args):
             for inner in self.then.boundaries(outer.args):
-                # where both are on one argument, the inner case replaces the outer one's value: test the result
+                # if both are on one argument, the inner case replaces the value of the outer case: test the result
                 taken = not self.reasons(inner.args)
                 yield Boundary(f"{outer.label}, {inner.label}", inner.args, taken)
 

@@ -1,4 +1,4 @@
-"""Constraints on a positive integer beside other arguments: their template, and the divisor of a size."""
+"""Constraints that compare a positive integer with other arguments: their template, and the divisor of a size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusedops.constraints.tensors import possible
 
 
 class CountBeside(Constraint):
-    """A template: a constraint on the size of a positive integer beside other arguments.
+    """A template: a constraint that compares a positive integer with other arguments.
 
     A subclass defines :attr:`beside`, :attr:`text`, :meth:`fits`, :meth:`needed` and :meth:`candidates`.
 
@@ -32,11 +32,11 @@ class CountBeside(Constraint):
         return (self.name, *self.beside)
 
     def fits(self, value: int, *others: Any) -> bool:
-        """Return True where a positive integer is accepted beside the other arguments."""
+        """Return True where a positive integer is accepted with the other arguments."""
         raise NotImplementedError
 
     def needed(self, *others: Any) -> str:
-        """Return the accepted integers beside the other arguments, as a phrase."""
+        """Return the integers that are accepted with the other arguments, as a phrase."""
         raise NotImplementedError
 
     def candidates(self, *others: Any) -> list[int]:
@@ -47,7 +47,7 @@ class CountBeside(Constraint):
         return f"{constant(constants, self.accepts)}({', '.join(self.names)})"
 
     def accepts(self, value: Any, *others: Any) -> bool:
-        """Return True where an integer is accepted; of other values another constraint is."""
+        """Return True for an accepted integer, and for other values, which another constraint checks."""
         if isinstance(value, torch.SymInt):
             return self.fits(value, *others)  # pyright: ignore[reportArgumentType]
         return type(value) is not int or value < 1 or self.fits(value, *others)

@@ -190,7 +190,7 @@ class SameSize(Beside):
         name: the tensor argument.
         dim: its dim, as torch counts them.
         other: the tensor that it is compared with.
-        other_dim: the dim of that tensor. Where one of the two has no such dim, the constraint is met.
+        other_dim: the dim of ``other``. The constraint is met if either tensor lacks its dim.
 
     >>> from fusedops.constraints import SameSize
     >>> SameSize("weight", -1, "x", -1).describe()
@@ -241,8 +241,8 @@ class SameSize(Beside):
     def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
         if self._applies(tensor, other):
             size = other.shape[self.other_dim]
-            for each in (size, size + 1):
-                yield f"{self.name} dim {self.dim} = {each}", resized(tensor, self.dim, each)
+            for changed in (size, size + 1):
+                yield f"{self.name} dim {self.dim} = {changed}", resized(tensor, self.dim, changed)
 
 
 class LastDims(Beside):
@@ -265,7 +265,7 @@ class LastDims(Beside):
         self.count = count
 
     def expression(self, constants: dict[str, object]) -> str:
-        # of tuples of two lengths Python compares the sizes first, which would tie a traced call to them
+        # the rank first: Python compares the sizes of shapes of different ranks, which would tie a traced call to them
         return f"{self.name}.dim() == {self.count} and {self.name}.shape == {self.other}.shape[-{self.count} :]"
 
     def accepts(self, tensor: Any, other: Any) -> bool:
@@ -301,7 +301,7 @@ class LeadingDims(Beside):
     reads_shapes = True
 
     def expression(self, constants: dict[str, object]) -> str:
-        # the ranks first: see LastDims
+        # the rank first: see LastDims
         return f"{self.name}.dim() == {self.other}.dim() - 1 and {self.name}.shape == {self.other}.shape[:-1]"
 
     def accepts(self, tensor: Any, other: Any) -> bool:
@@ -332,7 +332,7 @@ class LeadingDims(Beside):
 
 
 class Packed(Beside):
-    """The last dim is even if ``other`` is None: the tensor then holds two of equal size, one after the other.
+    """If ``other`` is None, the last dim is even: it holds both tensors, one after the other.
 
     >>> from fusedops.constraints import Packed
     >>> Packed("gate", "up").describe()

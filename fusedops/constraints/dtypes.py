@@ -68,8 +68,8 @@ class DType(TensorConstraint):
 class _Strided(DType):
     """A tensor of some dtypes that is strided: neither sparse nor nested.
 
-    The compiled check does not ask whether the tensor is nested, which takes 0.05 us: an op's check asks it of the
-    first tensor, and reading the shape of another nested one raises.
+    The compiled check does not test for a nested tensor, which takes 0.05 us: an op's check tests its first tensor, and
+    reading the shape of another nested tensor raises.
     """
 
     def expression(self, constants: dict[str, object]) -> str:
@@ -106,8 +106,7 @@ class Floating(_Strided):
 class Between(Floating):
     """A strided floating tensor whose numbers are usually between two bounds, such as logarithms up to 0.
 
-    The numbers are data, which no constraint looks at: kernels get any. The calls of the conformance kit have such
-    numbers.
+    No constraint reads the numbers, and kernels get any. The calls of the conformance kit keep to the bounds.
 
     Args:
         name: the tensor argument.
@@ -121,8 +120,8 @@ class Between(Floating):
 
     def __init__(self, name: str, low: float | None, high: float) -> None:
         super().__init__(name)
-        least = -sys.float_info.max if low is None else low
-        if type(least) is not float or type(high) is not float or not -math.inf < least < high < math.inf:
+        lower = -sys.float_info.max if low is None else low
+        if type(lower) is not float or type(high) is not float or not -math.inf < lower < high < math.inf:
             raise ValueError(
                 f"Between({name!r}): got {low!r} and {high!r}, expected finite floats, the lower one first, which may "
                 f"be None; to fix: write 0.0, 1.0"
@@ -167,15 +166,15 @@ class Mask(_Strided):
 class Classes(_Strided):
     """A strided tensor of integers, each the index of a class, such as the target of a loss.
 
-    The indices are data, which no constraint looks at. What they index is for the calls of the conformance kit.
+    No constraint reads the indices. The conformance kit makes indices of the classes of ``of``.
 
     Args:
         name: the tensor argument.
         of: the tensor that has the classes. None: the op's first one.
         dim: the dim of that tensor whose size is the number of classes.
-        ignored: the parameter with the index of rows that are left out, or None.
+        ignored: the parameter with the index that marks ignored rows, or None.
         integers: True where int32 is accepted beside int64.
-        sentinels: True where an index of no class is accepted, and stands for none.
+        sentinels: True where an index that is no class is accepted, and selects nothing.
 
     >>> from fusedops.constraints import Classes
     >>> Classes("target").describe()
@@ -204,15 +203,15 @@ class Classes(_Strided):
 
 
 class Offsets(_Strided):
-    """A strided tensor of integers that do not fall, each the end of a group of rows, as a cumulative sum of counts.
+    """A strided tensor of non-decreasing integers, each the end of a group of rows: a cumulative sum of counts.
 
-    The ends are data, which no constraint looks at. Whose rows they are is for the calls of the conformance kit.
+    No constraint reads the ends. The conformance kit makes ends of groups of the rows of ``of``.
 
     Args:
         name: the tensor argument.
-        of: the tensor that has the rows. None: the op's first one. No end passes its size.
-        dim: the dim of the rows in that tensor.
-        bounds: True where the start of the first group stands before the ends, as in cu_seqlens of packed sequences.
+        of: the tensor that has the rows. None: the op's first one.
+        dim: the dim of the rows in that tensor, whose size no end exceeds.
+        bounds: True where the start of the first group comes before the ends, as in cu_seqlens of packed sequences.
 
     >>> from fusedops.constraints import Offsets
     >>> Offsets("offsets").describe()
@@ -230,12 +229,12 @@ class Offsets(_Strided):
 
     @staticmethod
     def within(offsets: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return offsets as int64 that no kernel reads beside its rows with, without a wait for their device.
+        """Return offsets as int64, made valid for any kernel, without waiting for their device.
 
         Args:
             offsets: (N,), int32 or int64.
-            rows: the number of rows. An offset outside [0, rows] is the nearest of these, one that falls is the offset
-                before it.
+            rows: the number of rows. An offset outside [0, rows] is clamped, and one below the offset before it
+                is replaced by that.
 
         >>> import torch
         >>> from fusedops.constraints import Offsets
@@ -248,7 +247,7 @@ class Offsets(_Strided):
 class LogSums(_Strided):
     """A strided tensor of float32 or float64, each the logarithm of a sum of exponentials: -inf for an empty sum.
 
-    The numbers are data, which no constraint looks at. That some are -inf is for the calls of the conformance kit.
+    No constraint reads the numbers. The calls of the conformance kit have some that are -inf.
 
     >>> from fusedops.constraints import LogSums
     >>> LogSums("lse").describe()
@@ -263,7 +262,7 @@ class LogSums(_Strided):
 
 
 class OneElement(_Strided):
-    """A strided tensor of one element and one of some dtypes, such as a seed.
+    """A strided tensor of one element, whose dtype is one of ``dtypes``, such as a seed.
 
     >>> import torch
     >>> from fusedops.constraints import OneElement

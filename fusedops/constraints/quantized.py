@@ -87,7 +87,7 @@ class PackedRows(TensorConstraint):
 
 
 def _fits(packed: tuple[int, ...], other: tuple[int, ...], format: str) -> bool:
-    """Return True where the bytes of a row are those of the weights; for sizes that depend on data, where possible."""
+    """Return True if a row has as many bytes as its weights take, or may have for sizes that depend on data."""
     sizes = FORMATS[format]
     if not possible(other[-1] % sizes.weights == 0):
         return False

@@ -1,4 +1,4 @@
-"""Constraints on a tensor beside another one: its shape, its dtype and its device."""
+"""Constraints that compare a tensor with another one: its shape, its dtype and its device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def may_broadcast(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
     """Return the result of :func:`broadcasts`; for sizes that depend on data, False only if it is certain."""
     if len(small) > len(large):
         return False
-    # each size by itself: one that depends on data must not decide about the others
+    # each size by itself: one that depends on data must not decide for the others
     pairs = zip(reversed(small), reversed(large))
     return all(possible(size == full) or possible(size == 1) for size, full in pairs)
 
@@ -50,10 +50,10 @@ def same_shape(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 class Beside(TensorConstraint):
-    """A template: a constraint on a tensor beside another one. It is met if either of them is None.
+    """A template: a constraint that compares a tensor with another one. It is met if either is None.
 
-    A subclass defines :meth:`accepts`, :meth:`rule`, :meth:`fix_of`, :meth:`values` and :meth:`expression`, as one of
-    :class:`TensorConstraint` does. All but ``rule`` and ``expression`` take the tensor and the other one.
+    A subclass defines :meth:`accepts`, :meth:`rule`, :meth:`fix_of`, :meth:`values` and :meth:`expression`, as for
+    :class:`TensorConstraint`. All but ``rule`` and ``expression`` take the tensor and the other one.
 
     Args:
         name: the tensor argument.
@@ -132,8 +132,8 @@ class Broadcasts(Beside):
         if values is None:
             return {}
         spec, shape = values[0], tuple(values[1].shape)
-        even = tuple(1 if at % 2 else size for at, size in enumerate(shape))
-        odd = tuple(size if at % 2 else 1 for at, size in enumerate(shape))
+        even = tuple(1 if dim % 2 else size for dim, size in enumerate(shape))
+        odd = tuple(size if dim % 2 else 1 for dim, size in enumerate(shape))
         forms = {
             "of every size": shape,
             "of the last size": shape[-1:],
@@ -144,7 +144,7 @@ class Broadcasts(Beside):
             "of one element": (1,)[: len(shape)],
             "0-d": (),
         }
-        # at a low rank some of the forms are the same shape
+        # at a low rank some forms have the same shape
         distinct = {form: label for label, form in reversed(forms.items())}
         return {f"{self.name} {label}": spec.replace(shape=form) for form, label in distinct.items()}
 
@@ -224,7 +224,7 @@ class SameDevice(Beside):
     code = ReasonCode.DEVICE
 
     def expression(self, constants: dict[str, object]) -> str:
-        # two devices made and compared take 0.08 us more than two flags
+        # making and comparing two devices takes 0.08 us more than two flags
         flags = f"{self.name}.is_cpu and {self.other}.is_cpu"
         return f"({flags}) or {self.name}.device == {self.other}.device"
 

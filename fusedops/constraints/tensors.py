@@ -13,7 +13,7 @@ from fusedops._report.reason import Reason, ReasonCode
 
 
 def possible(condition: bool | torch.SymBool) -> bool:
-    """Return a condition on sizes as a bool. True where it depends on data: it is checked again when the graph runs.
+    """Return a condition on sizes as a bool. True if it depends on data: it is checked again when the graph runs.
 
     >>> from fusedops.constraints.tensors import possible
     >>> possible(2 == 3)
@@ -27,7 +27,7 @@ def possible(condition: bool | torch.SymBool) -> bool:
 
 
 class TensorConstraint(Constraint):
-    """A template: a constraint on a tensor, and perhaps on further arguments. It is met if the tensor is None.
+    """A template: a constraint on a tensor, and perhaps on other arguments. It is met if the tensor is None.
 
     A subclass defines :meth:`accepts`, :meth:`rule`, :meth:`fix_of`, :meth:`values` and :meth:`expression`, the
     compiled form of ``accepts``. Reasons, table rows and boundary cases follow. All but ``rule`` and ``expression``
@@ -64,7 +64,7 @@ class TensorConstraint(Constraint):
         return f"{self.name} of shape {tuple(args[0].shape)}"
 
     def needed(self, *args: Any, **kwargs: Any) -> str:
-        """Return the accepted tensors beside these arguments, for a reason."""
+        """Return the tensors that are accepted with these arguments, for a reason."""
         return self.rule()
 
     def fix_of(self, *args: Any, **kwargs: Any) -> str:
@@ -76,12 +76,12 @@ class TensorConstraint(Constraint):
         raise NotImplementedError
 
     def shaped(self, tensor: TensorSpec, shapes: Iterable[tuple[int, ...]]) -> Iterator[tuple[str, TensorSpec]]:
-        """Yield the tensor with each of some shapes, for :meth:`values`."""
+        """Yield the tensor with each of these shapes, for :meth:`values`."""
         for shape in shapes:
             yield f"{self.name} {shape}", tensor.replace(shape=shape)
 
     def arguments(self, args: Arguments) -> tuple[Any, ...] | None:
-        """Return the arguments of the call that :attr:`names` lists, None where the constraint is met without them."""
+        """Return the call's arguments that :attr:`names` lists, or None if the constraint is met without them."""
         return None if args[self.name] is None else tuple(args[name] for name in self.names)
 
     def reasons(self, args: Arguments) -> list[Reason]:
@@ -230,7 +230,7 @@ class Dim(TensorConstraint):
         return not self._refused(tensor)
 
     def _refused(self, tensor: Any) -> list[int]:
-        """Return the dims of sizes that are not accepted; without int(...), which ties a graph to one size."""
+        """Return the dims whose size is not accepted; without int(...), which would tie a graph to one size."""
         return [dim for dim in self.dims if has_dim(tensor, dim) and not self._fits(tensor.shape[dim])]
 
     def _fits(self, size: int) -> bool:

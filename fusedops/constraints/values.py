@@ -11,7 +11,7 @@ import torch
 from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, listed, shown
 from fusedops._report.reason import Reason, ReasonCode
 
-LARGEST = torch.finfo(torch.float32).max  # a device's arithmetic and torch's own functions take no larger number
+LARGEST = torch.finfo(torch.float32).max  # devices and torch's functions compute with no larger number
 SYMBOLIC = (torch.SymFloat, torch.SymInt)
 
 
@@ -186,8 +186,8 @@ class Scalar(Value):
 
 
 class Finite(Value):
-    """A Python number that is finite in float32, of at least ``at_least`` where that is given; None too where it is
-    ``optional``. Integers have at most 64 bits, as torch's.
+    """A Python number, finite in float32 and at least ``at_least`` if given; an int has at most 64 bits. None too
+    if ``optional``.
 
     >>> from fusedops.constraints import Finite
     >>> print(Finite("eps").reasons({"eps": 1e39})[0])
@@ -239,7 +239,7 @@ class Finite(Value):
 
 
 class Integer(Value):
-    """A Python integer of 64 bits, as torch's.
+    """A Python integer of at most 64 bits, as in torch.
 
     >>> from fusedops.constraints import Integer
     >>> print(Integer("ignore_index").reasons({"ignore_index": -1.0})[0])
@@ -329,7 +329,7 @@ class Count(Value):
 
 def _is_long(value: Any) -> bool:
     """Return True for an int that torch takes as a number, for a float subclass, and for a symbolic number."""
-    if isinstance(value, SYMBOLIC):  # in a traced call; to look at its value would compile for this value alone
+    if isinstance(value, SYMBOLIC):  # in a traced call; reading its value would compile for that value alone
         return True
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
