@@ -1,4 +1,4 @@
-"""Discovery: the plugins of installed distributions, loaded when first needed. Each one's failure is its own."""
+"""Discovery: the plugins of installed distributions, loaded when first needed. A failed one does not affect others."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ def discover(ops: Mapping[str, Op], add_ops: ChangeOps, remove_ops: ChangeOps) -
     records: list[Record] = []
     loaded: list[tuple[EntryPoint, Hooked]] = []
     for name, claims in points.items():
-        own = [point for point in claims if _distribution(point) == OWN_DISTRIBUTION]
-        if len(claims) > 1 and own:
+        ours = [point for point in claims if _distribution(point) == OWN_DISTRIBUTION]
+        if len(claims) > 1 and ours:
             why = f"got the name {name!r}, which belongs to fusedops, expected another; to fix: rename it"
-            # not `point not in own`: entry points of two distributions are equal where they lead to one module
+            # not `point not in ours`: entry points of two distributions are equal if they name the same module
             records += [_rival(point, why) for point in claims if _distribution(point) != OWN_DISTRIBUTION]
         elif len(claims) > 1:
             owners = " and ".join(sorted(_distribution(point) for point in claims))
             why = f"got {owners}, which both claim the name {name!r}, expected one of them; to fix: uninstall one"
             records += [_rival(point, why) for point in claims]
             continue
-        result = _load(own[0] if own else claims[0], add_ops)
+        result = _load(ours[0] if ours else claims[0], add_ops)
         if isinstance(result, Record):
             records.append(result)
         else:
-            loaded.append((own[0] if own else claims[0], result))
+            loaded.append((ours[0] if ours else claims[0], result))
     return records + _check_all(loaded, ops, remove_ops)
 
 
@@ -155,7 +155,7 @@ def _distribution(point: EntryPoint) -> str:
 def hooks_of(plugin: Any, name: str | None) -> Hooked:
     """Return the backend, the ops and the observing hook of one plugin.
 
-    Each plugin has a manager of its own: a broken plugin cannot affect the load of another one.
+    Each plugin gets its own manager, so that a broken one cannot affect how others load.
     """
     import pluggy
 

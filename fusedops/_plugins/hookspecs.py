@@ -32,5 +32,5 @@ class Hooks:
     def fusedops_observe(self, event: Event) -> None:
         """Receive each first use and each fallback, see :class:`fusedops.Event`. Not called for every call.
 
-        What it raises becomes a warning, once, and does not affect the call.
+        An exception that it raises becomes a warning, once, and does not affect the call.
         """

@@ -51,7 +51,7 @@ class PreparedKernel:
         function: the function as declared, which checks first that its tensors have memory.
         call: the function that computes. Padding and verify replace it in a copy.
         count: one ``next`` for each call; a plan's copy shares it with :func:`fusedops.stats`.
-        first_use: called at the first call and then None; set in a plan's copy.
+        first_use: called by the first call, which then sets it to None; set in a plan's copy.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class PreparedKernel:
         self._for_rows: PreparedKernel | None = None
 
     def for_independent_rows(self) -> PreparedKernel:
-        """Return the kernel as a policy with independent rows calls it: one for all plans."""
+        """Return the kernel as a policy with independent rows calls it: one object for all plans."""
         kernel = self.kernel.for_independent_rows()
         if kernel is self.kernel:
             return self
@@ -145,8 +145,8 @@ class Record:
         error: why it failed, or None.
         unavailable: why it cannot run here, or None.
         distribution: the installed package that it comes from.
-        version: of the distribution.
-        file: of its module.
+        version: the distribution's version.
+        file: the file of its module.
         observe: its observing hook, or None.
         ops: the names of the ops that the plugin brings.
     """
@@ -184,7 +184,7 @@ class Record:
 
     @property
     def is_empty(self) -> bool:
-        """True for a plugin of which nothing is left after its ops are removed."""
+        """True for a plugin that has nothing left after its ops are removed."""
         return self.backend is None and self.error is None and self.unavailable is None and not self.ops
 
     def without_ops(self, names: Set[str]) -> Record:
@@ -204,11 +204,11 @@ class Record:
         """Return the kernel for an op and direction on a device type, or None."""
         if self.backend is None or not self.backend.serves(device_type):
             return None
-        of_op = (each for each in self.kernels if (each.kernel.op, each.kernel.direction) == (op, direction))
-        return next((each for each in of_op if each.kernel.serves(device_type)), None)
+        matching = (item for item in self.kernels if (item.kernel.op, item.kernel.direction) == (op, direction))
+        return next((item for item in matching if item.kernel.serves(device_type)), None)
 
     def probe(self) -> None:
-        """Run the backend's probe, once. A probe that raises makes the backend a failed one.
+        """Run the backend's probe, once. If it raises, the backend has failed.
 
         Raises:
             PluginError: this thread is running a probe, and needs a backend whose probe has not returned.

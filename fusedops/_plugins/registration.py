@@ -93,7 +93,7 @@ def unregister(name: str) -> None:
     """Remove a backend (with the ops of its plugin), an op, or a plugin that observes, from this process.
 
     Raises:
-        PluginError: there is none of that name.
+        PluginError: no backend, op or plugin has that name.
 
     >>> import fusedops
     >>> backend = fusedops.register(fusedops.Backend("mine", ("cpu",), -1, ()))
@@ -103,7 +103,7 @@ def unregister(name: str) -> None:
 
 
 def backends() -> BackendList:
-    """Return every backend of this process, in the default order, with its state and, where not ready, why and the fix.
+    """Return every backend of this process, in the default order, with its state and, if not ready, why and the fix.
 
     >>> import fusedops
     >>> any(info.state == "ready" for info in fusedops.backends())

@@ -75,8 +75,8 @@ class Registry:
 
     def observers(self) -> list[tuple[str, Observer]]:
         """Return every plugin's observing hook with the plugin's name. Loads nothing."""
-        of_backends = [(record.name, record.observe) for record in self._records or () if record.observe is not None]
-        return [*self._observers.items(), *of_backends]
+        hooks = [(record.name, record.observe) for record in self._records or () if record.observe is not None]
+        return [*self._observers.items(), *hooks]
 
     def names(self) -> list[str]:
         """Return the names of backends that a policy may use."""
@@ -88,7 +88,7 @@ class Registry:
 
         Args:
             name: as given.
-            *others: names that are valid there beside those of the backends.
+            *others: names besides backends that are valid there.
         """
         kind, fix = DEVICE_TYPES.get(name.lower(), name.lower()), ""
         try:
@@ -96,7 +96,7 @@ class Registry:
         except RuntimeError:
             is_device = False
         if is_device:
-            serving = [each.name for each in self.records() if each.backend and each.backend.serves(kind)]
+            serving = [item.name for item in self.records() if item.backend and item.backend.serves(kind)]
             if serving:
                 fix = f"write {serving[0]!r}: {kind} is a device type, and its backends are {', '.join(serving)}"
         return unknown_name("backend", name, [*self.names(), *others], fix=fix)
@@ -107,8 +107,8 @@ class Registry:
         Args:
             kind: a device without its index. This machine need not have one.
         """
-        of_backends = [each for record in self.records() if record.backend for each in record.backend.device_types]
-        known = list(dict.fromkeys([*TORCH_DEVICE_TYPES, *(each for each in of_backends if each != "*")]))
+        served = [item for record in self.records() if record.backend for item in record.backend.device_types]
+        known = list(dict.fromkeys([*TORCH_DEVICE_TYPES, *(item for item in served if item != "*")]))
         if kind in known:
             return ""
         try:
@@ -120,9 +120,9 @@ class Registry:
 
     def find(self, name: str) -> Record | None:
         """Return the record of a backend by its name, else by an alias: the one that loaded, if several claim it."""
-        own = [record for record in self.records() if not record.has_only_ops]
-        claims = [record for record in own if record.name == name]
-        claims = claims or [record for record in own if record.backend and name in record.backend.aliases]
+        records = [record for record in self.records() if not record.has_only_ops]
+        claims = [record for record in records if record.name == name]
+        claims = claims or [record for record in records if record.backend and name in record.backend.aliases]
         return next((record for record in claims if record.backend is not None), claims[0] if claims else None)
 
     def ready(
@@ -134,10 +134,10 @@ class Registry:
             name: of the backend.
             caller: the function whose argument the name is, for the messages.
             others: names besides backends that the argument may be, for the suggestion.
-            error: of a backend that cannot run here.
+            error: raised for a backend that cannot run here.
 
         Raises:
-            PolicyError: there is no backend of that name.
+            PolicyError: no backend has that name.
         """
         record = self.find(name)
         if record is None:
@@ -164,7 +164,7 @@ class Registry:
         try:
             for notify in self.on_new_op:
                 notify(op)
-        except Exception as error:  # torch's, of the name or of an annotation
+        except Exception as error:  # torch refuses the name or an annotation
             self._remove_ops((op,))
             raise PluginError(
                 f"op {op.name!r}: got {error_text(error)} from its registration in torch, expected a signature that "
@@ -204,7 +204,7 @@ class Registry:
         backend = hooked.backend
         label = name or getattr(plugin, "__name__", None) or getattr(plugin, "name", type(plugin).__name__)
         with self._lock:
-            records = self.records()  # an op or a backend that is discovered has the older claim
+            records = self.records()  # a discovered op or backend has the older claim
             if backend is not None and any(record.name == backend.name and record.backend for record in records):
                 raise _taken("backend", backend.name)
             if backend is None and (label in self._observers or any(r.name == label and r.ops for r in records)):
@@ -233,7 +233,7 @@ class Registry:
             removed = [record for record in records if record.name == name]
             ops = {op for record in removed for op in record.ops}
             if not removed and any(name in record.ops for record in records):
-                ops = {name}  # the plugin's record stays, where it has a backend or another op
+                ops = {name}  # the plugin's record stays if it has a backend or another op
             if name not in self._observers and not removed and not ops:
                 known = ", ".join(self.names())
                 raise PluginError(

@@ -70,7 +70,7 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
                 f"{where}: got device type {kind!r}, which torch does not have, expected {right!r}; to fix: write it so"
             )
     variables: Any = backend.variables
-    if not isinstance(variables, tuple) or not all(_is_pair(each) for each in cast("tuple[Any, ...]", variables)):
+    if not isinstance(variables, tuple) or not all(_is_pair(item) for item in cast("tuple[Any, ...]", variables)):
         raise PluginError(
             f"{where}: got variables {variables!r}, expected pairs of a name and a sentence; to fix: write "
             f"(('FUSEDOPS_MINE', 'What it sets.'),)"
@@ -127,7 +127,7 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
 
 def _are_texts(values: object) -> bool:
     """Return True for a tuple of texts."""
-    return isinstance(values, tuple) and all(isinstance(each, str) for each in cast("tuple[Any, ...]", values))
+    return isinstance(values, tuple) and all(isinstance(item, str) for item in cast("tuple[Any, ...]", values))
 
 
 def _is_pair(value: object) -> bool:
@@ -152,10 +152,10 @@ def _meant_device_type(kind: str) -> str | None:
 
 def _check_rows(at: str, item: Kernel) -> None:
     value: Any = item.rows_independent
-    one: dict[Any, Any] = {"*": True if value is None else value}
-    values = dict(cast("Mapping[Any, Any]", value)) if isinstance(value, Mapping) else one
-    for device_type, each in values.items():
-        if not _is_device_type(device_type) or not (each is True or (isinstance(each, str) and each)):
+    single: dict[Any, Any] = {"*": True if value is None else value}
+    values = dict(cast("Mapping[Any, Any]", value)) if isinstance(value, Mapping) else single
+    for device_type, promise in values.items():
+        if not _is_device_type(device_type) or not (promise is True or (isinstance(promise, str) and promise)):
             raise PluginError(
                 f"{at}: got rows_independent {shown(values)}, expected True or the reason why not, as a text; to fix: "
                 f"write one of these, or a mapping of device types to them"
@@ -170,9 +170,9 @@ def _check_parameters(at: str, expected: list[str], function: Callable[..., Any]
             f"{at}: got a function without a signature, expected ({', '.join(expected)}); to fix: wrap it in a Python "
             f"function"
         ) from None
-    given = signature.parameters
+    parameters = signature.parameters
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if list(given) != expected or any(p.kind not in positional for p in given.values()):
+    if list(parameters) != expected or any(p.kind not in positional for p in parameters.values()):
         raise PluginError(
             f"{at}: got parameters {signature_text(signature)}, expected ({', '.join(expected)}), all passed by "
             f"position; to fix: use these parameters"

@@ -15,8 +15,8 @@ from fusedops._policy.policy import Policy, PolicySource, check_text, parse
 from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsWarning, PolicyError
 
-Watch = Callable[[Any], Any]  # takes a prepared kernel, returns one whose calls are compared
-_INNER = 256  # policies derived from one that are kept: entering `with use("eager")` in a loop must not plan anew
+Watch = Callable[[Any], Any]  # takes a prepared kernel, and returns one that compares its results
+_INNER = 256  # derived policies kept for one: `with use("eager")` in a loop must not make its plans again
 
 
 class ActivePolicy:
@@ -24,7 +24,7 @@ class ActivePolicy:
 
     Attributes:
         policy: the value.
-        watch: changes each kernel of a plan, where a block compares results; None elsewhere.
+        watch: changes each kernel of a plan in a block that compares results; None elsewhere.
         plans: filled by the dispatch layer, by op and device type.
     """
 
@@ -45,7 +45,7 @@ class ActivePolicy:
         return self._derived(text, lambda: Policy((parse(text, "backend="), *self.policy.sources)))
 
     def replaced_by(self, policy: Policy) -> ActivePolicy:
-        """Return another policy, whole, under this one's watch."""
+        """Return another policy with this one's watch."""
         return self._derived(policy, lambda: policy)
 
     def _derived(self, key: tuple[PolicySource, ...] | str | Policy, make: Callable[[], Policy]) -> ActivePolicy:
@@ -79,7 +79,7 @@ class Frame:
         self._active = _NOTHING
 
     def active(self) -> ActivePolicy:
-        """Return the policy in effect; derived again when the process's has changed, as by set_policy in the block."""
+        """Return the policy in effect; derived again if the policy of the process has changed, as by set_policy."""
         base = process or process_policy()
         if self._base is not base:
             self._active = self._derive(self.outer.active() if self.outer else base)
@@ -87,7 +87,7 @@ class Frame:
         return self._active
 
     def end(self) -> None:
-        """Mark the block as ended. It ends where it was entered too, if that is another context."""
+        """Mark the block as ended, also in the context where it was entered if that is another one."""
         self.ended = True
         try:
             frame.reset(self.token)
@@ -99,7 +99,7 @@ class Frame:
 _NOTHING = ActivePolicy(Policy())
 frame: ContextVar[Frame | None] = ContextVar("fusedops_use", default=None)
 process: ActivePolicy | None = None
-watching = 0  # blocks of this process that compare results: a bound function looks for one only while there are any
+watching = 0  # number of blocks that compare results: a bound function looks for one only if there are any
 _lock = threading.RLock()
 
 
@@ -176,10 +176,10 @@ def get_policy() -> Policy:
 
 
 def process_policy() -> ActivePolicy:
-    """Return the policy of set_policy and the environment. The environment is read here, when first needed."""
+    """Return the policy of set_policy and the environment, which is read here when first needed."""
     global process
     if process is None and os.environ.get("FUSEDOPS_BACKEND"):
-        registry.records()  # before the lock: a plugin that reads the policy while it is imported may wait for that
+        registry.records()  # before the lock, which a plugin that reads the policy in its import may wait for
     with _lock:
         if process is None:
             process = ActivePolicy(Policy(_environment()))
@@ -211,7 +211,7 @@ def drop_plans() -> None:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables that have a meaning, each with one sentence."""
+    """Return the environment variables that fusedops and its plugins read, each with one sentence."""
     known = dict(_VARIABLES)
     for record in registry.records():
         if record.backend is not None:
@@ -220,7 +220,7 @@ def variables() -> dict[str, str]:
 
 
 def unknown_variables() -> dict[str, str]:
-    """Return the environment's FUSEDOPS_ variables that have no meaning, each with the text of a warning."""
+    """Return the environment's FUSEDOPS_ variables that nothing reads, each with the text of a warning."""
     names = [name for name in sorted(os.environ) if name.startswith("FUSEDOPS_") and name not in _VARIABLES]
     if not names:
         return {}

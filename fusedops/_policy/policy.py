@@ -23,7 +23,7 @@ AUTO = "auto"
 LEVELS: tuple[str, ...] = get_args(Fallback)
 ADAPTS: tuple[str, ...] = get_args(Adapt)
 ROWS: tuple[str, ...] = get_args(RowsSetting)
-# the names that other libraries have for a level
+# other libraries' names for a level
 _LEVELS_ELSEWHERE = {"error": "raise", "strict": "raise", "ignore": "silent", "quiet": "silent", "off": "silent"}
 
 
@@ -68,20 +68,20 @@ class Policy:
     @property
     def fallback(self) -> Fallback:
         """The fallback level: the innermost that was given, else "warn"."""
-        given: list[Fallback] = [source.fallback for source in self.sources if source.fallback]
-        return given[0] if given else "warn"
+        settings: list[Fallback] = [source.fallback for source in self.sources if source.fallback]
+        return settings[0] if settings else "warn"
 
     @property
     def adapt(self) -> Adapt:
         """Which costly adaptations are allowed: the innermost setting that was given, else "none"."""
-        given: list[Adapt] = [source.adapt for source in self.sources if source.adapt]
-        return given[0] if given else "none"
+        settings: list[Adapt] = [source.adapt for source in self.sources if source.adapt]
+        return settings[0] if settings else "none"
 
     @property
     def rows(self) -> RowsSetting:
         """Which kernels may serve, by their promise about rows: the innermost setting that was given, else "any"."""
-        given: list[RowsSetting] = [source.rows for source in self.sources if source.rows]
-        return given[0] if given else "any"
+        settings: list[RowsSetting] = [source.rows for source in self.sources if source.rows]
+        return settings[0] if settings else "any"
 
     def source_for(self, op: str) -> PolicySource | None:
         """Return the source whose order applies to an op, or None where no source has one."""
@@ -173,11 +173,11 @@ def _names(text: str, channel: str, whole: str) -> tuple[str, ...]:
         record = registry.find(name)
         if record is None:
             raise PolicyError(f'{channel}: in "{printable(whole)}": {registry.unknown_backend(name, AUTO)}')
-        if record.error is not None and record.backend is None:  # one whose probe raised is passed over with a reason
+        if record.error is not None and record.backend is None:  # one whose probe raised is skipped, with a reason
             raise PluginError(
                 f'{channel}: got "{printable(whole)}", but backend {name!r} failed to load '
                 f"({error_text(record.error)}), expected one that loads; to fix: see its traceback in "
                 f"fusedops.backends()"
             ) from record.error
-        names.append(record.name)  # of an alias too
+        names.append(record.name)  # the backend's name, also for an alias
     return tuple(names)

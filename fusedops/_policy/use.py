@@ -31,8 +31,8 @@ def set_policy(
         policy: such as "npu,triton; scaled_masked_softmax=eager". None: back to the environment, read again.
         fallback: what happens when the preferred backend does not take a call: "warn" (once per reason), "silent" or
             "raise".
-        adapt: "pad" allows a call that a backend refuses for a size that is no multiple to be padded, and its result
-            cropped; "none" does not. Adaptations that cost nothing are always allowed.
+        adapt: "pad" allows padding a call that a backend refuses because a size is not a multiple, and cropping its
+            result; "none" does not. Adaptations that cost nothing are always allowed.
         rows: "independent" allows only kernels that promise that a row of a result has the same bits whatever the other
             rows are; "any" allows all.
 
@@ -45,8 +45,8 @@ def set_policy(
     set_policy(): "eager"; fallback raise (from set_policy())
     >>> fusedops.set_policy()
     """
-    given = any(setting is not None for setting in (policy, fallback, adapt, rows))
-    sources = (parse("" if policy is None else policy, "set_policy()", fallback, adapt, rows),) if given else ()
+    is_set = any(setting is not None for setting in (policy, fallback, adapt, rows))
+    sources = (parse("" if policy is None else policy, "set_policy()", fallback, adapt, rows),) if is_set else ()
     context.set_process_policy(sources)
 
 
@@ -105,9 +105,9 @@ class use:
 
     def _copy(self) -> use:
         """Return a new object with the same settings: a decorated function may run in several threads at a time."""
-        made = object.__new__(use)
-        made.__dict__.update(self.__dict__)
-        return made
+        copied = object.__new__(use)
+        copied.__dict__.update(self.__dict__)
+        return copied
 
     def __call__(self, function: F) -> F:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -136,8 +136,8 @@ def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextM
     """Return the contexts with which an activation checkpoint recomputes under the policy that forward had.
 
     ``torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False, context_fn=fusedops.checkpoint_contexts)``: torch
-    recomputes when backward runs, when a ``with use(...)`` around forward may have ended, and for CUDA tensors on a
-    thread of its own, where no :func:`use` is in effect. A reentrant checkpoint takes no ``context_fn``: checkpoint
+    recomputes when backward runs, when a ``with use(...)`` around forward may have ended, and for CUDA tensors on
+    another thread, where no :func:`use` is in effect. A reentrant checkpoint takes no ``context_fn``: checkpoint
     ``fusedops.use(fusedops.get_policy())(block)`` there.
 
     Returns:

@@ -95,8 +95,8 @@ class Decision:
         given: the call's arguments as text.
         backend: the selected backend, or None.
         backward: the backend that serves the gradient, or None.
-        candidates: every backend, in the order in which they are tried. The text has those of other devices, those
-            without a kernel for the op, and the optional ones that are unavailable, on one line at the end.
+        candidates: every backend, in the order in which they are tried. The text lists on one line, at the
+            end, backends for other devices, without a kernel for the op, or optional and unavailable.
         preferences: the channels that set an order for this op, the innermost first.
         fallback: the fallback level.
         assumed: what was assumed where the device is not on this machine; empty otherwise.
@@ -170,12 +170,12 @@ class Decision:
 
     @property
     def shown(self) -> tuple[Candidate, ...]:
-        """The candidates that have lines of their own: all but those of :attr:`others`."""
+        """The candidates that the text shows on separate lines: all but :attr:`others`."""
         return tuple(candidate for candidate in self.candidates if not candidate.is_other)
 
     @property
     def others(self) -> str:
-        """The backends without a line of their own, as one text; empty without any."""
+        """The backends that the text shows on one line, as that line; empty without any."""
         parts: list[str] = []
         for code, label in _OTHERS.items():
             others = [c.backend for c in self.candidates if c.is_other and c.reasons[0].code is code]
@@ -219,7 +219,7 @@ class Decision:
             lines.append(f"  to fix    {decisive[0].backend}: {'; '.join(fixes)}")
         elif others:
             on_device = [c for c in others if c.reasons[0].code is not ReasonCode.DEVICE]
-            nearest = (others if applied else on_device or others)[0]  # the backend named, else one for this device
+            nearest = (others if applied else on_device or others)[0]  # the named backend, else one for this device
             lines.append(f"  to fix    {nearest.backend}: {nearest.reasons[0].fix}")
         return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Texts that fusedops did not write, made fit for a message: no control characters, no endless lines."""
+"""Texts of users and plugins, made safe for a message: no control characters, no endless lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def printable(text: str, longest: int = LONGEST) -> str:
     """
     if len(text) > longest:
         text = f"{text[: longest // 2]}...of {len(text)} characters"
-    return "".join(each if each.isprintable() or each in "\n\t" else _escaped(each) for each in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else _escaped(char) for char in text)
 
 
 def message(text: str) -> str:

@@ -28,11 +28,11 @@ class Mismatch:
         result: "output y", "saved rstd", "gradient of x", or "input x" where the kernel writes an argument.
         difference: where and by how much it differs, as text.
         given: the call's arguments as text.
-        ratio: the difference in units of the tolerance; inf where it is not one of size.
+        ratio: the difference in units of the tolerance; inf where it has no size.
         kernel: the file and line of the kernel.
-        arguments: the call's own arguments, in the order of the kernel: of backward, with what forward saved.
-        of_form: True where the form differs, not the numbers: type, dtype, shape, strides, device, or memory that is
-            not the result's own.
+        arguments: the arguments of the kernel's call, in order; in backward with what forward saved.
+        of_form: True where the form differs, not the numbers: type, dtype, shape, strides, device, or memory that the
+            result shares with another tensor.
 
     >>> import torch, fusedops
     >>> x = torch.ones(2)
@@ -116,7 +116,7 @@ class Verification:
         self.skipped: Counter[str] = Counter()
         self.worst: Mismatch | None = None
         self._rows: dict[tuple[str, str, str, str], Compared] = {}
-        self._lock = threading.Lock()  # CUDA's backward runs on a thread of its own
+        self._lock = threading.Lock()  # CUDA's backward runs on its own thread
 
     @property
     def rows(self) -> list[Compared]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class ReasonCode(str, Enum):
-    """The closed list of why a call is invalid or refused, so that tests and tools never read message texts.
+    """All kinds of reasons why a call is invalid or refused, so that tests and tools need not parse messages.
 
     >>> from fusedops.constraints import ReasonCode
     >>> ReasonCode("dtype")
@@ -27,7 +27,7 @@ class ReasonCode(str, Enum):
     NOT_REGISTERED = "not-registered"
     UNAVAILABLE = "unavailable"
     FAILED = "failed"
-    ROWS = "rows"  # a row's result may depend on other rows, and the policy asks that it does not
+    ROWS = "rows"  # a row's result may depend on other rows, which the policy forbids
     SHARD = "shard"  # the call has a part of a DTensor where the kernel needs the whole
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fusedops._report.foreign_text import printable
 
 TORCH_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "meta")  # those that a message names
-# what people call a device type that torch names otherwise
+# names that people use for a device type of torch
 DEVICE_TYPES = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda"}
 
 
@@ -32,17 +32,17 @@ def unknown_name(kind: str, name: str, known: Sequence[str], cutoff: float = 0.7
 
 def nearest_name(name: str, known: Sequence[str], cutoff: float = 0.7) -> str | None:
     """Return the name in another case, the shortest that contains it, the longest that begins it, or a similar one."""
-    by_lower = {each.lower(): each for each in reversed(known)}
+    by_lower = {item.lower(): item for item in reversed(known)}
     lower = name.lower()
     if lower in by_lower:
         return by_lower[lower]
-    by_word = {each.lstrip("-"): shown for each, shown in by_lower.items()}  # dashes make options look alike
+    by_word = {key.lstrip("-"): shown for key, shown in by_lower.items()}  # dashes make options look alike
     word = lower.strip().lstrip("-")
     if len(word) > 2:  # too many names contain one or two letters
-        containing = [each for each in by_word if word in each]
+        containing = [key for key in by_word if word in key]
         if containing:
-            return by_word[min(containing, key=lambda each: (not each.startswith(word), len(each)))]
-        begun = [each for each in by_word if len(each) > 2 and word.startswith(each) and " " not in word]  # q4_k_m
+            return by_word[min(containing, key=lambda key: (not key.startswith(word), len(key)))]
+        begun = [key for key in by_word if len(key) > 2 and word.startswith(key) and " " not in word]  # q4_k_m
         if begun:
             return by_word[max(begun, key=len)]
     swapped = [each for each in by_word if sorted(each) == sorted(word)]  # "cup": of three letters, two are too few

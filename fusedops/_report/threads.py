@@ -12,7 +12,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of Linux's control groups, version 2
 
 
 def usable_cores() -> int:
-    """Return the cores that this process may use: of its affinity, and of a container's quota, which torch ignores."""
+    """Return how many cores this process may use, by its affinity and a container's quota, which torch ignores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = QUOTA.read_text("ascii").split()
@@ -40,9 +40,9 @@ def spinning_threads() -> str:
 
 @cache
 def log_spinning_threads() -> None:
-    """Log that sentence once in a process, as a warning of the logger ``fusedops``.
+    """Log the sentence of :func:`spinning_threads` once in a process, as a warning of the logger ``fusedops``.
 
-    It is no FusedOpsWarning: with ``python -W error`` the load of the machine would stop a program.
+    It is not a FusedOpsWarning: with ``python -W error`` the load of the machine would stop a program.
     """
     if text := spinning_threads():
         logging.getLogger("fusedops").warning(text)

@@ -1,4 +1,4 @@
-"""The line of the user that a warning names: the first frame outside fusedops and the libraries that call it."""
+"""The line of user code that a warning names: the first frame outside fusedops and the libraries that call it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def user_stack_level(*libraries: str) -> int:
 
 
 def _folder(package: str) -> str:
-    """Return the folder of an imported package; the start of no file's name where it is not imported."""
+    """Return the folder of an imported package, or a text that no file name starts with."""
     file = getattr(sys.modules.get(package), "__file__", None)
     return os.path.join(os.path.dirname(file), "") if file else "<none"
