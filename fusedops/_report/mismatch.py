@@ -31,8 +31,8 @@ class Mismatch:
         ratio: the difference in units of the tolerance; inf where it has no size.
         kernel: the file and line of the kernel.
         arguments: the arguments of the kernel's call, in order; in backward with what forward saved.
-        of_form: True where the form differs, not the numbers: type, dtype, shape, strides, device, or memory that the
-            result shares with another tensor.
+        of_form: True where the form differs, not the numbers: type, dtype, shape, strides, device, or memory
+            besides the result's own.
 
     >>> import torch, fusedops
     >>> x = torch.ones(2)

@@ -19,8 +19,8 @@ from fusedops.quantization import FORMATS, bytes_of_row, dequantize, quantize
 KEYS = {format: f"packed_{format}" for format in FORMATS}
 
 
-class _Packed(torch.nn.Module):
-    """The part that both layers share: a packed weight, and the dtype of the layer without it.
+class _QuantizedLayer(torch.nn.Module):
+    """The base of both layers: a packed weight, and the dtype that the layer has unpacked.
 
     Attributes:
         format: of the packed weight.
@@ -115,7 +115,7 @@ class _Packed(torch.nn.Module):
         return dequantize(self.packed.detach(), self.format, self.weight_dtype)
 
 
-class QuantizedLinear(_Packed, torch.nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]
+class QuantizedLinear(_QuantizedLayer, torch.nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A linear layer with a packed weight, for trained weights: :func:`fusedops.quantized_linear` as a module.
 
     The weight has no gradient; the input and the bias have one, so that adapters can be trained on it.
@@ -177,7 +177,7 @@ class QuantizedLinear(_Packed, torch.nn.Linear):  # pyright: ignore[reportIncomp
         return f"{super().extra_repr()}, format={self.format}"
 
 
-class QuantizedEmbedding(_Packed, torch.nn.Embedding):  # pyright: ignore[reportIncompatibleVariableOverride]
+class QuantizedEmbedding(_QuantizedLayer, torch.nn.Embedding):  # pyright: ignore[reportIncompatibleVariableOverride]
     """An embedding with a packed weight. The rows that are looked up are unpacked; there is no gradient.
 
     Args:

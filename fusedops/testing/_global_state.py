@@ -18,8 +18,8 @@ from torch import Tensor
 from fusedops.testing._failures import RuleError
 
 
-class _Part(NamedTuple):
-    """One part of the state: reads it, sets it back, and compares two values of it."""
+class _Setting(NamedTuple):
+    """One setting of the state: reads it, sets it back, and compares two values of it."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
@@ -112,65 +112,65 @@ def _set_environment(variables: dict[Any, Any]) -> None:
     os.environ.update(before)
 
 
-def _generator(read: Callable[[], Tensor], write: Callable[[Tensor], object]) -> _Part:
-    """Return the state of a generator of torch, a tensor of bytes, as a part."""
-    return _Part(read, write, torch.equal)
+def _generator(read: Callable[[], Tensor], write: Callable[[Tensor], object]) -> _Setting:
+    """Return the state of a generator of torch, a tensor of bytes, as a setting."""
+    return _Setting(read, write, torch.equal)
 
 
-_PARTS: dict[str, _Part] = {
-    "grad mode": _Part(torch.is_grad_enabled, torch.set_grad_enabled),
-    "default dtype": _Part(torch.get_default_dtype, torch.set_default_dtype),
-    "default device": _Part(torch.get_default_device, torch.set_default_device),
-    "number of threads": _Part(torch.get_num_threads, torch.set_num_threads),
-    "deterministic algorithms": _Part(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    "float32 matmul precision": _Part(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "flush of denormals": _Part(_denormals_kept, _set_denormals_kept),
-    "rounding mode": _Part(*_rounding_functions()),
-    "collection of garbage": _Part(gc.isenabled, _set_garbage_collected),
-    "autocast": _Part(partial(_autocast, "cpu"), partial(_set_autocast, "cpu")),
+_SETTINGS: dict[str, _Setting] = {
+    "grad mode": _Setting(torch.is_grad_enabled, torch.set_grad_enabled),
+    "default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype),
+    "default device": _Setting(torch.get_default_device, torch.set_default_device),
+    "number of threads": _Setting(torch.get_num_threads, torch.set_num_threads),
+    "deterministic algorithms": _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "float32 matmul precision": _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "flush of denormals": _Setting(_denormals_kept, _set_denormals_kept),
+    "rounding mode": _Setting(*_rounding_functions()),
+    "collection of garbage": _Setting(gc.isenabled, _set_garbage_collected),
+    "autocast": _Setting(partial(_autocast, "cpu"), partial(_set_autocast, "cpu")),
     "state of torch's generator": _generator(torch.get_rng_state, torch.set_rng_state),
-    "state of Python's generator": _Part(random.getstate, random.setstate),
-    "environment": _Part(_environment, _set_environment, _same_environment),
+    "state of Python's generator": _Setting(random.getstate, random.setstate),
+    "environment": _Setting(_environment, _set_environment, _same_environment),
 }
 
 #: Which take longer to read than a small call.
-_SLOW_PARTS = {"state of numpy's generator": _Part(_numpy_state, _set_numpy_state, _same_numpy_state)}
+_SLOW_SETTINGS = {"state of numpy's generator": _Setting(_numpy_state, _set_numpy_state, _same_numpy_state)}
 
 
-def _parts(device: torch.device) -> dict[str, _Part]:
-    """Return the parts, with the generator of the device where that is another one."""
+def _settings(device: torch.device) -> dict[str, _Setting]:
+    """Return the settings, with the generator of the device where that is another one."""
     if device.type == "cpu":
-        return _PARTS
-    parts = dict(_PARTS)
+        return _SETTINGS
+    settings = dict(_SETTINGS)
     if torch.amp.is_autocast_available(device.type):
         of_device = partial(_autocast, device.type), partial(_set_autocast, device.type)
-        parts[f"autocast of {device.type}"] = _Part(*of_device)
+        settings[f"autocast of {device.type}"] = _Setting(*of_device)
     module: Any = torch.get_device_module(device)
     if hasattr(module, "current_device") and hasattr(module, "set_device"):
-        parts["current device"] = _Part(module.current_device, module.set_device)
+        settings["current device"] = _Setting(module.current_device, module.set_device)
     if not hasattr(module, "get_rng_state"):
-        return parts
+        return settings
 
     def write(value: Tensor) -> None:
         module.set_rng_state(value, device)
 
-    return {**parts, f"state of {device.type}'s generator": _generator(partial(module.get_rng_state, device), write)}
+    return {**settings, f"state of {device.type}'s generator": _generator(partial(module.get_rng_state, device), write)}
 
 
 def global_state(device: torch.device, *, slow: bool = False) -> dict[str, Any]:
-    """Return the state, by the name of its parts; with ``slow`` also what takes longer to read than a small call."""
-    parts = {**_parts(device), **_SLOW_PARTS} if slow else _parts(device)
-    return {name: part.read() for name, part in parts.items()}
+    """Return the state, by the name of its settings; with ``slow`` also what takes longer to read than a small call."""
+    settings = {**_settings(device), **_SLOW_SETTINGS} if slow else _settings(device)
+    return {name: setting.read() for name, setting in settings.items()}
 
 
 def check_global_state(before: dict[str, Any], device: torch.device) -> None:
     """Raise RuleError where the state is another one than ``before``, after setting it back."""
     changed: list[str] = []
-    parts = {**_parts(device), **_SLOW_PARTS}
+    settings = {**_settings(device), **_SLOW_SETTINGS}
     for name, value in before.items():
-        part = parts[name]
-        if not part.equal(part.read(), value):
-            part.write(value)
+        setting = settings[name]
+        if not setting.equal(setting.read(), value):
+            setting.write(value)
             changed.append(name)
     if changed:
         raise RuleError(

@@ -1,4 +1,4 @@
-"""The parts of attention over a sequence that ranks share: together they are the whole. On ranks: ranks_context.py."""
+"""The blocks of attention over a sequence that ranks share: together they are the whole. On ranks: ranks_context.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fusedops import masks
-from fusedops.ops.attention.sharding import Part, part_of
+from fusedops.ops.attention.sharding import Block, block_of
 
 
 def bounds(size: int, ranks: int) -> list[tuple[int, int]]:
@@ -18,16 +18,16 @@ def bounds(size: int, ranks: int) -> list[tuple[int, int]]:
     return [(min(rank * chunk, size), min((rank + 1) * chunk, size)) for rank in range(ranks)]
 
 
-def seen_by(part: Part) -> Tensor:
-    """Return which keys each query of a part sees, by the public meaning of causal and window."""
-    sizes = part.rows.stop - part.rows.start, part.keys.stop - part.keys.start
-    masked = masks.from_band(*sizes, masks.band(*sizes, part.causal or "none", part.window))
+def seen_by(block: Block) -> Tensor:
+    """Return which keys each query of a block sees, by the public meaning of causal and window."""
+    sizes = block.rows.stop - block.rows.start, block.keys.stop - block.keys.start
+    masked = masks.from_band(*sizes, masks.band(*sizes, block.causal or "none", block.window))
     return torch.ones(sizes, dtype=torch.bool) if masked is None else ~masked
 
 
 @pytest.mark.parametrize("causal", ["none", "upper_left", "lower_right"])
-def test_the_parts_of_shards_are_the_whole(causal: str) -> None:
-    """Every key that a query sees is in one part, none else is, and no part has a row or an end that sees nothing."""
+def test_the_blocks_of_shards_are_the_whole(causal: str) -> None:
+    """Every key that a query sees is in one block, none else is, and no block has a row or an end that sees nothing."""
     windows = [None, *itertools.product((0, 1, 3, 9), repeat=2)]
     for queries, keys, ranks, window in itertools.product((1, 4, 5, 7), (1, 3, 5, 8), (2, 3), windows):
         band = masks.band(queries, keys, causal, window)
@@ -36,20 +36,20 @@ def test_the_parts_of_shards_are_the_whole(causal: str) -> None:
         what = f"{queries} {keys} {ranks} {causal} {window}"
         for rows, columns in itertools.product(bounds(queries, ranks), bounds(keys, ranks)):
             found = torch.zeros(rows[1] - rows[0], columns[1] - columns[0], dtype=torch.bool)
-            part = part_of(rows, columns, band)
-            if part is not None:
-                seen = seen_by(part)
+            block = block_of(rows, columns, band)
+            if block is not None:
+                seen = seen_by(block)
                 assert seen.any(1).all(), what
                 assert seen[:, 0].any(), what
                 assert seen[:, -1].any(), what
-                assert part.window is None or min(part.window) >= 0, what
-                found[part.rows, part.keys] = seen
+                assert block.window is None or min(block.window) >= 0, what
+                found[block.rows, block.keys] = seen
             assert torch.equal(found, whole[rows[0] : rows[1], columns[0] : columns[1]]), what
 
 
 def test_shards_of_a_causal_square_are_calls_that_most_backends_take() -> None:
     """The whole, the diagonal, or nothing: no window and no mask."""
-    parts = [[part_of(rows, keys, (None, 0)) for keys in bounds(12, 3)] for rows in bounds(12, 3)]
-    options = [[part and (part.causal, part.window) for part in row] for row in parts]
+    blocks = [[block_of(rows, keys, (None, 0)) for keys in bounds(12, 3)] for rows in bounds(12, 3)]
+    options = [[block and (block.causal, block.window) for block in row] for row in blocks]
     diagonal, whole = ("upper_left", None), (False, None)
     assert options == [[diagonal, None, None], [whole, diagonal, None], [whole, whole, diagonal]]

@@ -27,7 +27,7 @@ class BackwardCheck:
     """The check of the arguments of an op's backward, by the forward call that they belong to.
 
     The forward call is rebuilt from the arguments. A tensor that backward does not take has the shape of the first
-    output if it is the op's first parameter, or the one that ``first_in_backward`` tells, or ``passed_through``, the
+    output if it is the op's first parameter, or the one that ``first_in_backward`` infers, or ``passed_through``, the
     shape of another parameter by a ``SameShape`` constraint, that of the gradient of an output that is there only with
     it (``output_of``), and is None if it is optional and has no gradient. What cannot be rebuilt is not compared.
 

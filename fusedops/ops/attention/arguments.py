@@ -142,7 +142,7 @@ def _bounds(name: str, cu_seqlens: Tensor, rows: int, of: str) -> list[int]:
     return bounds
 
 
-class Parts(NamedTuple):
+class Bounds(NamedTuple):
     """Bounds of parts of packed sequences, which hold each query and each key once.
 
     Attributes:
@@ -161,7 +161,7 @@ def parts_of(
     keys: int,
     causal: str,
     window: tuple[int, int] | None,
-) -> Parts:
+) -> Bounds:
     """Return parts in which each query sees a key, or that have no keys; and in which a query sees each key, or none.
 
     The first queries of a sequence that see no key are a part of their own, as are its first keys that no query sees,
@@ -179,7 +179,7 @@ def parts_of(
     >>> import torch
     >>> from fusedops.ops.attention.arguments import parts_of
     >>> parts_of(torch.tensor([1, 3]), torch.tensor([0, 4]), 3, 4, "none", None)
-    Parts(queries=tensor([0, 1, 1, 3, 3, 3], dtype=torch.int32), keys=tensor([0, 0, 0, 4, 4, 4], dtype=torch.int32))
+    Bounds(queries=tensor([0, 1, 1, 3, 3, 3], dtype=torch.int32), keys=tensor([0, 0, 0, 4, 4, 4], dtype=torch.int32))
     """
     of_q = Offsets.within(cu_seqlens_q, queries)
     of_k = of_q if cu_seqlens_k is None else Offsets.within(cu_seqlens_k, keys)
@@ -192,7 +192,7 @@ def parts_of(
         dead = (missing - (right if causal == "none" else 0)).clamp(min=0)
         unseen = (-missing - left).clamp(min=0)
         of_q, of_k = _split(of_q, dead), _split(of_k, unseen)
-    return Parts(
+    return Bounds(
         torch.cat((zero, first_q, of_q, end_q, end_q)).to(torch.int32),
         torch.cat((zero, zero, of_k, last_k, end_k)).to(torch.int32),
     )

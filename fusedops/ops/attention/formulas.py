@@ -218,12 +218,12 @@ def gradients_by_sequence(
     return tuple(gradients)
 
 
-class Rows(NamedTuple):
-    """The sequences of packed rows, and their numbers in these, int64.
+class PackedIndex(NamedTuple):
+    """The sequence of each packed row, and its index in the sequence, int64.
 
     Attributes:
         sequence: (T,), the sequence of each row, B for a row of none.
-        number: (T,), the number of each row in it.
+        number: (T,), the index of each row in its sequence.
         lengths: (B + 1,), the length of each sequence, 0 for none.
     """
 
@@ -232,15 +232,15 @@ class Rows(NamedTuple):
     lengths: Tensor
 
 
-def rows_of(cu_seqlens: Tensor, rows: int) -> Rows:
-    """Return the sequences of rows."""
+def packed_index(cu_seqlens: Tensor, rows: int) -> PackedIndex:
+    """Return the sequence and the index of each row."""
     bounds = Offsets.within(cu_seqlens, rows)
     row = cu_seqlens.new_ones(rows, dtype=torch.int64).cumsum(0) - 1  # a DTensor where the bounds are one
     after = (row[:, None] >= bounds).sum(-1)  # bounds
     count = bounds.shape[0] - 1
     sequence = torch.where(after > 0, after - 1, count)
     starts, lengths = bounds, torch.cat((bounds[1:] - bounds[:-1], torch.zeros_like(bounds[:1])))
-    return Rows(sequence, row - starts[sequence], lengths)
+    return PackedIndex(sequence, row - starts[sequence], lengths)
 
 
 def packed_mask(
@@ -252,11 +252,11 @@ def packed_mask(
     window: tuple[int, int] | None,
 ) -> Tensor:
     """Return the mask of packed sequences, (T, Tk), True where masked: other sequences, and the band of each."""
-    of_q = rows_of(cu_seqlens_q, queries)
+    of_q = packed_index(cu_seqlens_q, queries)
     of_k = (
         of_q
         if cu_seqlens_k is None and queries == keys
-        else rows_of(cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, keys)
+        else packed_index(cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, keys)
     )
     none = cu_seqlens_q.shape[0] - 1
     masked = (of_q.sequence[:, None] != of_k.sequence) | (of_q.sequence == none)[:, None]

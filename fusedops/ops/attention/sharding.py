@@ -36,7 +36,7 @@ _SEQUENCE = -2
 _NO_KEYS = slice(0, 0)
 
 
-class Part(NamedTuple):
+class Block(NamedTuple):
     """A call of attention for the queries of one shard and the keys of another.
 
     Attributes:
@@ -52,16 +52,16 @@ class Part(NamedTuple):
     window: tuple[int, int] | None
 
 
-def part_of(queries: tuple[int, int], keys: tuple[int, int], band: masks.Band) -> Part | None:
-    """Return the part of a call for some of its queries and keys, or None where none is seen.
+def block_of(queries: tuple[int, int], keys: tuple[int, int], band: masks.Band) -> Block | None:
+    """Return the block of a call for some of its queries and keys, or None where none is seen.
 
     Args:
         queries: the first of them in the whole, and the end.
         keys: likewise.
         band: of the whole, from :func:`fusedops.masks.band`.
 
-    >>> part_of((4, 8), (0, 4), (-2, 0))  # the window (2, 0): query 4 sees keys 2 and 3 of another shard, query 5 key 3
-    Part(rows=slice(0, 2, None), keys=slice(2, 4, None), causal=False, window=(0, 2))
+    >>> block_of((4, 8), (0, 4), (-2, 0))  # window (2, 0): query 4 sees keys 2 and 3 of another shard, query 5 key 3
+    Block(rows=slice(0, 2, None), keys=slice(2, 4, None), causal=False, window=(0, 2))
     """
     # the lowest and the highest visible key - query, counted in the shards
     low, high = (None if side is None else side + queries[0] - keys[0] for side in band)
@@ -78,18 +78,18 @@ def part_of(queries: tuple[int, int], keys: tuple[int, int], band: masks.Band) -
     low = None if low is None or low + first - start <= 1 - size else low + first - start
     high = None if high is None or high + first - start >= length - 1 else high + first - start
     if low is None and high is None:
-        return Part(rows, columns, False, None)
+        return Block(rows, columns, False, None)
     diagonal = length - size  # at the lower right: not above high, nor below low
     causal: str | bool = "upper_left" if high == 0 else "lower_right" if high == diagonal else False
     if causal == "upper_left":
         diagonal = 0
     left = length if low is None else diagonal - low
     right = size if high is None else high - diagonal
-    return Part(rows, columns, causal, None if causal and low is None else (left, right))
+    return Block(rows, columns, causal, None if causal and low is None else (left, right))
 
 
 class _Call:
-    """The parts of a rank's call.
+    """A rank's call, as blocks of its queries and of the keys of each rank.
 
     Args:
         given: this rank's arguments by name, of forward or of backward.
@@ -112,60 +112,60 @@ class _Call:
             bounds = ranks.bounds(_SEQUENCE, keys)
             self._keys = [*pairwise(bounds)]
             every = range(self._count)
-            self._steps = [step for step in every[1:] if any(self._part(rank, rank - step) for rank in every)]
-        self.parts = [self._part(self._index, self._index - step) for step in (0, *self._steps)]
+            self._steps = [step for step in every[1:] if any(self._block(rank, rank - step) for rank in every)]
+        self.blocks = [self._block(self._index, self._index - step) for step in (0, *self._steps)]
 
-    def _part(self, rank: int, owner: int) -> Part | None:
-        """Return the part of a rank's queries and an owner's keys."""
-        return part_of(self._queries[rank % self._count], self._keys[owner % self._count], self._band)
+    def _block(self, rank: int, owner: int) -> Block | None:
+        """Return the block of a rank's queries and an owner's keys."""
+        return block_of(self._queries[rank % self._count], self._keys[owner % self._count], self._band)
 
     def sent_keys(self, step: int) -> slice:
         """Return this rank's keys that the rank ``step`` places after it gets."""
-        part = self._part(self._index + step, self._index)
-        return _NO_KEYS if part is None else part.keys
+        block = self._block(self._index + step, self._index)
+        return _NO_KEYS if block is None else block.keys
 
-    def shards(self) -> Iterator[tuple[int, Part | None, Tensor, Tensor]]:
-        """Yield this rank's own keys, then those of each step: the step, the part, the keys and values that it has."""
+    def shards(self) -> Iterator[tuple[int, Block | None, Tensor, Tensor]]:
+        """Yield this rank's own keys, then those of each step: the step, the block, the keys and values that it has."""
         k, v = self._given["k"], self._given["v"]
         sent = self._send_keys(self._steps[0]) if self._steps else None
-        own = self.parts[0]
+        own = self.blocks[0]
         keys = _NO_KEYS if own is None else own.keys
         yield 0, own, k[:, :, keys], v[:, :, keys]
-        for at, (step, part) in enumerate(zip(self._steps, self.parts[1:]), 1):
+        for at, (step, block) in enumerate(zip(self._steps, self.blocks[1:]), 1):
             assert sent is not None
             message = sent()
             sent = self._send_keys(self._steps[at]) if at < len(self._steps) else None
-            shapes = [(*each.shape[:2], _length(part), each.shape[3]) for each in (k, v)]
+            shapes = [(*each.shape[:2], _length(block), each.shape[3]) for each in (k, v)]
             keys_there, values_there = _unpacked(message, shapes)
-            yield step, part, keys_there, values_there
+            yield step, block, keys_there, values_there
 
     def _send_keys(self, step: int) -> Callable[[], Tensor]:
         k, v = self._given["k"], self._given["v"]
         keys = self.sent_keys(step)
-        received = self._part(self._index, self._index - step)
+        received = self._block(self._index, self._index - step)
         message = _after(torch.cat([each[:, :, keys].flatten() for each in (k, v)]), *self._after)
         of_key = k.shape[0] * k.shape[1] * (k.shape[3] + v.shape[3])
         return self._ranks.exchange(message, _SEQUENCE, step, of_key * _length(received))
 
-    def own_arguments(self, step: int, part: Part) -> dict[str, Any]:
-        """Return q, the mask, causal and window of a part."""
+    def own_arguments(self, step: int, block: Block) -> dict[str, Any]:
+        """Return q, the mask, causal and window of a block."""
         mask = self._given["mask"]
         if mask is not None:
             first = self._keys[(self._index - step) % self._count][0]
             if mask.shape[-1] != 1:
-                mask = mask[..., first + part.keys.start : first + part.keys.stop]
-            if mask.dim() > 1 and mask.shape[-2] != 1:  # of one row there is no part without it
-                mask = mask[..., part.rows, :]
-        return {"q": self._given["q"][:, :, part.rows], "mask": mask, "causal": part.causal, "window": part.window}
+                mask = mask[..., first + block.keys.start : first + block.keys.stop]
+            if mask.dim() > 1 and mask.shape[-2] != 1:  # of one row there is no block without it
+                mask = mask[..., block.rows, :]
+        return {"q": self._given["q"][:, :, block.rows], "mask": mask, "causal": block.causal, "window": block.window}
 
-    def attend(self, step: int, part: Part, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return out and lse of a part."""
+    def attend(self, step: int, block: Block, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return out and lse of a block."""
         scale, backend = self._given["scale"], self._ranks.backend
-        return attention(k=k, v=v, scale=scale, return_lse=True, backend=backend, **self.own_arguments(step, part))
+        return attention(k=k, v=v, scale=scale, return_lse=True, backend=backend, **self.own_arguments(step, block))
 
 
-def _length(part: Part | None) -> int:
-    return 0 if part is None else part.keys.stop - part.keys.start
+def _length(block: Block | None) -> int:
+    return 0 if block is None else block.keys.stop - block.keys.start
 
 
 def _after(tensor: Tensor, *others: Tensor) -> Tensor:
@@ -184,8 +184,8 @@ def _after(tensor: Tensor, *others: Tensor) -> Tensor:
 
 def _unpacked(message: Tensor, shapes: list[tuple[int, ...]]) -> tuple[Tensor, ...]:
     """Return the tensors of these shapes of a flat message, one after the other."""
-    parts = cast("tuple[Tensor, ...]", message.split([math.prod(shape) for shape in shapes]))
-    return tuple(part.view(shape) for part, shape in zip(parts, shapes))
+    chunks = cast("tuple[Tensor, ...]", message.split([math.prod(shape) for shape in shapes]))
+    return tuple(chunk.view(shape) for chunk, shape in zip(chunks, shapes))
 
 
 def _forward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, Tensor]:
@@ -195,18 +195,18 @@ def _forward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor, Tensor]:
     out = q.new_zeros((*q.shape[:3], v.shape[3]))
     lse = q.new_full(q.shape[:3], -math.inf, dtype=wide)
     first = True
-    for step, part, keys, values in call.shards():
-        if part is None:
+    for step, block, keys, values in call.shards():
+        if block is None:
             out, lse = (_after(each, keys) for each in (out, lse))
             continue
-        result, its_lse = call.attend(step, part, keys, values)
-        all_rows = part.rows == slice(0, q.shape[2])
+        result, its_lse = call.attend(step, block, keys, values)
+        all_rows = block.rows == slice(0, q.shape[2])
         if first and all_rows:
             out, lse = result, its_lse
         elif all_rows:
             out, lse = merge_attention(out.to(wide), lse, result, its_lse)  # rounded once, at the end
         else:
-            rows = (slice(None), slice(None), part.rows)
+            rows = (slice(None), slice(None), block.rows)
             out = out.to(wide)
             out[rows], lse[rows] = merge_attention(out[rows], lse[rows], result, its_lse)
         first = False
@@ -226,22 +226,22 @@ def _backward(given: Mapping[str, Any], ranks: Ranks) -> tuple[Tensor | None, ..
         """Add the gradients of this rank's keys that another one computed."""
         message = wait()
         shapes = [(*each.shape[:2], keys.stop - keys.start, each.shape[3]) for each in sums]
-        for at, part in enumerate(_unpacked(message, shapes)):
-            sums[at] = _after(sums[at], message)
-            sums[at][:, :, keys] += part
+        for index, gradient in enumerate(_unpacked(message, shapes)):
+            sums[index] = _after(sums[index], message)
+            sums[index][:, :, keys] += gradient
 
     on_the_way: tuple[slice, Callable[[], Tensor]] | None = None
-    for step, part, k, v in call.shards():
-        if part is None:
+    for step, block, k, v in call.shards():
+        if block is None:
             dq, own = _after(dq, k), [each for each, need in zip((k, v), needs) if need]  # without elements
         else:
-            gradients = _part_gradients(given, ranks, call, step, part, k, v)
+            gradients = _block_gradients(given, ranks, call, step, block, k, v)
             own = [each for each, need in zip(gradients[1:], needs) if need]
             if of_q:
-                dq[:, :, part.rows] += gradients[0]
-        if step == 0 and part is not None:
+                dq[:, :, block.rows] += gradients[0]
+        if step == 0 and block is not None:
             for whole, gradient in zip(sums, own):
-                whole[:, :, part.keys] += gradient
+                whole[:, :, block.keys] += gradient
         elif step != 0 and sums:
             if on_the_way is not None:
                 add_returned(*on_the_way)
@@ -260,19 +260,19 @@ def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _part_gradients(
-    given: Mapping[str, Any], ranks: Ranks, call: _Call, step: int, part: Part, k: Tensor, v: Tensor
+def _block_gradients(
+    given: Mapping[str, Any], ranks: Ranks, call: _Call, step: int, block: Block, k: Tensor, v: Tensor
 ) -> list[Tensor]:
-    """Return the gradients of q, k and v of a part."""
-    rows = (slice(None), slice(None), part.rows)
+    """Return the gradients of q, k and v of a block."""
+    rows = (slice(None), slice(None), block.rows)
     names = ("grad_out", "grad_lse", "out", "lse")
     grad_out, grad_lse, out, lse = (given[name][rows].contiguous() for name in names)
-    own = call.own_arguments(step, part)
+    own = call.own_arguments(step, block)
     causal = own.pop("causal") or "none"
-    if sum(each is not None for each in call.parts) == 1:  # its results are those of the call
+    if sum(each is not None for each in call.blocks) == 1:  # its results are those of the call
         results = {"grad_out": grad_out, "grad_lse": grad_lse, "out": out, "lse": lse}
         return [*ranks.run(k=k, v=v, causal=causal, **results, **own)]
-    own_out, own_lse = call.attend(step, part, k, v)
+    own_out, own_lse = call.attend(step, block, k, v)
     weight = torch.exp(own_lse - lse).masked_fill(own_lse == -math.inf, 0.0)
     g, difference = grad_out.to(lse.dtype), own_out.to(lse.dtype) - out.to(lse.dtype)
     of_lse = (g * difference).sum(-1)
