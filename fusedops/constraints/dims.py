@@ -101,8 +101,8 @@ class DimMultiple(Beside):
         size, other = f"{self.name}.shape[{self.dim}]", f"{self.other}.shape[{self.dim}]"
         if self.at_most == 1:
             return f"{size} == {other}"
-        most = "" if self.at_most is None else f" and {size} <= {self.at_most} * {other}"
-        return f"({size} % {other} == 0{most} if {other} else not {size})"
+        limit = "" if self.at_most is None else f" and {size} <= {self.at_most} * {other}"
+        return f"({size} % {other} == 0{limit} if {other} else not {size})"
 
     def accepts(self, tensor: Any, other: Any) -> bool:
         if min(tensor.dim(), other.dim()) <= self.dim:
@@ -115,8 +115,8 @@ class DimMultiple(Beside):
     def rule(self) -> str:
         if self.at_most == 1:
             return f"dim {self.dim} as in {self.other}"
-        most = "" if self.at_most is None else f", at most {self.at_most} times it"
-        return f"dim {self.dim} a multiple of that of {self.other}{most}"
+        limit = "" if self.at_most is None else f", at most {self.at_most} times it"
+        return f"dim {self.dim} a multiple of that of {self.other}{limit}"
 
     def given(self, tensor: Any, other: Any) -> str:
         return f"dim {self.dim} of {self.name} = {tensor.shape[self.dim]}"
@@ -125,8 +125,8 @@ class DimMultiple(Beside):
         unit = other.shape[self.dim]
         if self.at_most == 1:
             return f"{unit}, as in {self.other}"
-        most = "" if self.at_most is None else f", at most {self.at_most} times as large"
-        return f"a multiple of {unit}, as in {self.other}{most}"
+        limit = "" if self.at_most is None else f", at most {self.at_most} times as large"
+        return f"a multiple of {unit}, as in {self.other}{limit}"
 
     def fix_of(self, tensor: Any, other: Any) -> str:
         return self.fix or f"pass {self.other} with a size of dim {self.dim} that divides {tensor.shape[self.dim]}"

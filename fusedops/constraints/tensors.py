@@ -147,10 +147,10 @@ class Rank(TensorConstraint):
         return f"{self._counts()} dimension{'s' * (self._counts() != '1')}"
 
     def fix_of(self, tensor: Any) -> str:
-        most = self.at_least or max(self.ranks)
-        if tensor.dim() < most:
-            return f"view {self.name} with {most} dimensions, with leading ones of size 1"
-        return f"merge leading dimensions of {self.name} until it has {most}"
+        rank = self.at_least or max(self.ranks)
+        if tensor.dim() < rank:
+            return f"view {self.name} with {rank} dimensions, with leading ones of size 1"
+        return f"merge leading dimensions of {self.name} until it has {rank}"
 
     def _counts(self) -> str:
         return listed(self.ranks) if self.at_least is None else f"at least {self.at_least}"

@@ -222,8 +222,8 @@ class Finite(Value):
         return bool(low <= value <= LARGEST if isinstance(value, float) else _is_long(value) and value >= low)
 
     def rule(self) -> str:
-        least = "" if self.at_least is None else f" of at least {self.at_least:g}"
-        return f"a Python number{least}, finite in float32" + (", or None" if self.optional else "")
+        minimum = "" if self.at_least is None else f" of at least {self.at_least:g}"
+        return f"a Python number{minimum}, finite in float32" + (", or None" if self.optional else "")
 
     def fix_of(self, value: Any) -> str:
         if hasattr(value, "item"):

@@ -30,7 +30,7 @@ class Saved(NamedTuple):
 
 
 class SavedMetadata:
-    """The sizes of the tensors that a remembered call saved, with which those of later calls like it are compared."""
+    """The sizes of the tensors that a remembered call saved, to compare with later calls like it."""
 
     __slots__ = ("_saved",)
 

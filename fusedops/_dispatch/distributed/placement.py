@@ -87,7 +87,7 @@ class Layout(NamedTuple):
 
     @property
     def outside(self) -> bool:
-        """True on a rank that is not in the mesh: its results are empty, as those of torch's ops are."""
+        """True on a rank that is not in the mesh: its results are empty, as in torch's ops."""
         return self.mesh.get_coordinate() is None
 
     def of(

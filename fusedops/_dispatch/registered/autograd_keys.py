@@ -1,4 +1,4 @@
-"""The kernels of the registered ops for torch's Autograd key: the gradient of each op, and that of its backward.
+"""The kernels of the registered ops for torch's Autograd key: the gradient of each op and of its backward.
 
 torch's autograd of registered ops refuses torch.func.grad, and drops a forward-mode tangent without an error: there,
 and under vmap, an op becomes its reference. torch.compile traces through transforms in the same way.

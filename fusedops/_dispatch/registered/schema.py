@@ -11,7 +11,7 @@ from fusedops._contract.op import Op
 _TYPES = {
     "Tensor": "Tensor",
     "Tensor | None": "Tensor?",
-    "float": "Scalar",  # not float, of which a symbolic one would be a constant of the graph
+    "float": "Scalar",  # not float: a symbolic float would be a constant of the graph
     "float | None": "Scalar?",
     "bool": "bool",
     "int": "int",
