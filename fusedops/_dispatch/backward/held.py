@@ -21,9 +21,9 @@ def _references(sequence: Sequence[Any], index: int) -> int:
 def _own_references() -> int | None:
     """Return :func:`_references` of an item that the sequence alone holds, or None where holders are not counted.
 
-    Up to Python 3.13 there are 3: the sequence, the variable and the parameter. Python 3.14 borrows the parameter's, and
-    another version may borrow more. Without the global interpreter lock, another thread may hold a tensor from one line
-    to the next.
+    Up to Python 3.13 there are 3: the sequence, the variable and the parameter. Python 3.14 borrows the parameter's,
+    and another version may borrow more. Without the global interpreter lock, another thread may hold a tensor from one
+    line to the next.
     """
     alone = (object(),)
     count = _references(alone, 0)
