@@ -210,7 +210,7 @@ def _conv_forward(
     inside = inside_of(c, p, channels, positions, EVEN)
     x_step *= UNIT
     y_step *= UNIT
-    x_ptr += batch * (x_batch * UNIT)
+    x_ptr += batch * x_batch * UNIT
     z = tl.zeros([CHANNELS, POSITIONS], dtype=tl.float32)
     if bias_ptr is not None:
         z += widened(tl.load(bias_ptr + c, mask=c < channels, other=0.0))[:, None]
@@ -227,7 +227,7 @@ def _conv_forward(
     if end_ptr is not None:
         y = tl.where((p < end)[None, :], y, 0.0)
     at = place_of(c[:, None], p[None, :], y_step, BY_CHANNEL)
-    tl.store(y_ptr + batch * (y_batch * UNIT) + at, rounded(y, y_ptr), mask=inside)
+    tl.store(y_ptr + batch * y_batch * UNIT + at, rounded(y, y_ptr), mask=inside)
 
 
 # ------------------------------------------------------------------------------------------------- parts of a kernel

@@ -170,8 +170,8 @@ def _conv_backward(
     x_step *= UNIT
     g_step *= UNIT
     dx_step *= UNIT
-    x_ptr += batch * (x_batch * UNIT)
-    grad_ptr += batch * (g_batch * UNIT)
+    x_ptr += batch * x_batch * UNIT
+    grad_ptr += batch * g_batch * UNIT
     bias = tl.zeros([CHANNELS], dtype=tl.float32)
     if bias_ptr is not None:
         bias = widened(tl.load(bias_ptr + c, mask=c < channels, other=0.0))
@@ -216,7 +216,7 @@ def _conv_backward(
                 of_state = tl.load(grad_state_ptr + row * (WIDTH - 1) + k[None, :], mask=last, other=0.0)
                 dx += widened(of_state)
             at = place_of(c[:, None], p[None, :], dx_step, BY_CHANNEL)
-            tl.store(dx_ptr + batch * (dx_batch * UNIT) + at, rounded(dx, dx_ptr), mask=inside)
+            tl.store(dx_ptr + batch * dx_batch * UNIT + at, rounded(dx, dx_ptr), mask=inside)
     if sums_ptr is not None:
         to = ((batch * tiles_s + part) * channels + c) * (WIDTH + 1)
         wanted = (c < channels)[:, None] & (column <= WIDTH)[None, :]

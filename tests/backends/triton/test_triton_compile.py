@@ -191,6 +191,7 @@ def test_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     case, facts = CASES[name], compiled[name]
     assert facts["spilled"] <= SPILL_NOISE
     assert not facts["float64"]
+    assert not facts["overflows"]
     assert facts["address_64"]
     assert facts["registers"] <= 255
     if "pairs" in name:
@@ -232,6 +233,7 @@ def test_with_a_bias_compiles_well(name: str, compiled: dict[str, dict[str, Any]
     case, facts = BIAS_CASES[name], compiled[name]
     assert facts["spilled"] <= SPILL_NOISE
     assert not facts["float64"]
+    assert not facts["overflows"]
     assert facts["address_64"]
     assert facts["registers"] <= 128  # at 128 threads: four programs on a multiprocessor, or more
     if case["op"].endswith("backward") and "bias" not in case:
@@ -259,6 +261,7 @@ def test_a_norm_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) ->
     case, facts = NORM_CASES[name], compiled[name]
     assert facts["spilled"] <= SPILL_NOISE
     assert not facts["float64"]
+    assert not facts["overflows"]
     assert facts["address_64"]
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 128 * 1024
     direction = "backward" if case["op"].endswith("backward") else "forward"

@@ -59,6 +59,7 @@ def test_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     assert facts["kernel"] == case["kernel"]
     assert facts["spilled"] <= SPILL_NOISE
     assert not facts["float64"]
+    assert not facts["overflows"]
     assert facts["address_64"]
     # two programs on a multiprocessor of an NVIDIA GPU, or more; an AMD one has twice the registers
     assert facts["registers"] * facts["warps"] <= 2**11, facts

@@ -63,6 +63,7 @@ def test_compiles(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     case, facts = CASES[name], compiled[name]
     assert facts["kernel"] == case["kernel"]
     assert not facts["float64"]
+    assert not facts["overflows"]
     assert facts["address_64"]
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**17
     if case["kernel"] in ("_steps", "_sum_heads"):

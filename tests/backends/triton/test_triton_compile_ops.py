@@ -365,6 +365,7 @@ def test_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     case, facts = CASES[name], compiled[name]
     assert facts["spilled"] <= case.get("spilled", 0)
     assert not facts["float64"]
+    assert not facts["overflows"]
     assert facts["address_64"]
     check = next(check for make, check in FAMILIES if name.startswith(f"{make.__name__[4:]}: "))
     check(case, facts)

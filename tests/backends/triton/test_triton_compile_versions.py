@@ -76,6 +76,7 @@ def test_it_compiles(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     facts = compiled[name]
     assert facts["address_64"]
     assert not facts["float64"]
+    assert not facts["overflows"]
     # the inputs of taps begin anywhere among positions
     assert "16" in facts["loads"] or name in PRODUCTS | PACKED or name == "causal_conv1d backward"
     assert facts["stores"]

@@ -24,6 +24,7 @@ from conv_launches import launch_conv
 from expert_launches import launch_experts
 from linear_attention_launches import launch_linear_attention
 from log_prob_launches import launch_log_probs
+from overflows import overflows
 from quantized_launches import launch_quantized
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -79,6 +80,11 @@ class Launch:
                     attrs[index,] = [["tt.divisibility", 16]]
         return ASTSource(fn=self.kernel, signature=signature, constexprs=constants, attrs=attrs)
 
+    def integers(self, source: ASTSource) -> list[int | None]:
+        """Return the arguments of the compiled function, None for those that are no integers."""
+        names = [name for name, kind in source.signature.items() if kind != "constexpr"]
+        return [value if isinstance(value := self.arguments[name], int) else None for name in names]
+
 
 class Recorder:
     """``with Recorder() as launches``: launches are noted down, not made."""
@@ -100,8 +106,10 @@ class Recorder:
 def compile_launch(launch: Launch, target: str, aligned: bool = True) -> dict[str, Any]:
     """Compile, and read the facts off the assembly."""
     options = {name: value for name, value in launch.options.items() if aligned or name != "maxnreg"}  # as _launch.py
-    compiled = triton.compile(launch.source(aligned), target=TARGETS[target], options=options)
+    source = launch.source(aligned)
+    compiled = triton.compile(source, target=TARGETS[target], options=options)
     facts: dict[str, Any] = {"kernel": launch.kernel.__name__, "warps": launch.options["num_warps"]}
+    facts["overflows"] = overflows(compiled.asm["ttir"], launch.integers(source), launch.grid)
     if target.startswith("gfx"):
         return facts | of_amdgcn(compiled.asm["amdgcn"])
     return facts | of_cuda(compiled.asm["ptx"], compiled.asm["cubin"])
