@@ -22,6 +22,15 @@ def power_of_two(n: int) -> int:
 #: The chip of this process; one build of torch serves one vendor.
 chip = CHIPS[this_target()]
 
+
+def chains_products() -> bool:
+    """Return True where a product may be added to the sum of the one before it: not with Triton 3.6 to 3.8 on 10.3.
+
+    There, of two products into one accumulator in a loop, the sum is wrong (triton-lang/triton#10821).
+    """
+    return chip != CHIPS["sm_100"]
+
+
 #: Registers of a thread with which half of the threads of an NVIDIA processor are resident, 65536 / 1024 on each of
 #: them. Some compiled kernels take more without need, to load earlier.
 HALF_RESIDENT = 64

@@ -99,7 +99,7 @@ def walk(
 @cached_by_layout
 def _walk_launch(sizes: Sizes) -> Launch:
     (size_k, size_v), by = units(sizes)
-    columns = columns_of(sizes, 16)
+    columns = columns_of(sizes, sizes.least_side)
     blocks = ceil_div(sizes.size_v, columns.cols)
     constants = {**by, "C": sizes.chunk, "BK": columns.rows, "BV": columns.cols, "STAGES": stages_of(sizes)}
     constants |= types_of(_walk, sizes)

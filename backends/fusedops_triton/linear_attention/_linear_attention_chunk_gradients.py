@@ -50,8 +50,8 @@ from fusedops_triton.linear_attention._linear_attention_parts import (
 #: Not measured: chosen by the count of compiled instructions.
 OF_SCORES = {"beta": (32, 4), "": (64, 4), "other beta": (16, 4), "other": (16, 4)}
 #: Rows of the states, and columns of them at a time, and the warps, of a program that has a chunk, in the same order.
-#: Larger ones spill on sm_90.
-OF_CHUNK = {"beta": (32, 32, 4), "": (32, 64, 4), "other beta": (16, 32, 4), "other": (32, 32, 4)}
+#: Larger ones spill on sm_90: 56 bytes with 64 and 64, which Triton before 3.9 has there (``Sizes.least_side``).
+OF_CHUNK = {"beta": (32, 64, 4), "": (32, 64, 4), "other beta": (16, 32, 4), "other": (32, 32, 4)}
 #: Elements of a program that adds up value heads.
 SUMMED = 2048
 
@@ -76,17 +76,17 @@ class Walked(NamedTuple):
 
 
 def chunk_gradients(call: Call, parts: Parts, grad_out: Tensor, walked: Walked, results: list[Tensor | None]) -> None:
-    """Write the gradients of q, k, decay and beta into ``results``, where these are wanted, and over ``parts``."""
+    """Write the gradients of q, k, decay and beta into ``results``, where these are wanted, and over the inverse."""
     sizes, (dq, dk, _, ddecay, dbeta, _) = call.sizes, results
-    # their gradients take the memory of the products and of the inverse, which no other kernel reads any more
-    of_products, of_values = (parts.products, parts.inverse), (walked.values, walked.of_values)
+    # gradients take the memory of the inverse, which no other kernel reads any more
+    of_products, of_values = (torch.empty_like(parts.products), parts.inverse), (walked.values, walked.of_values)
     make = torch.empty if call.bounds is None else torch.zeros
     places, device = (*call.v.shape[:3],), call.v.device
     chunk_launch, blocks = _chunk_launch(sizes, call.beta is not None)
     of_decay = None if ddecay is None else make((1 + blocks, *places), dtype=torch.float32, device=device)
     launch = _scores_launch(sizes, call.beta is not None)
     inputs = (call.k, call.decay, call.beta, call.bounds, parts.factors)
-    launch(call.v, *of_products, of_decay, dbeta, grad_out, *of_values, *inputs)
+    launch(call.v, *of_products, of_decay, dbeta, parts.products, grad_out, *of_values, *inputs)
     if dq is None and dk is None and ddecay is None:
         return
     of_queries, of_keys = (
@@ -111,7 +111,7 @@ def _setting_of(sizes: Sizes, delta: bool) -> str:
 def _scores_launch(sizes: Sizes, delta: bool) -> Launch:
     (size_k, size_v), by = units(sizes)
     most_cols, warps = OF_SCORES[_setting_of(sizes, delta)]
-    cols = max(min(power_of_two(sizes.size_v), most_cols), 16)
+    cols = max(min(power_of_two(sizes.size_v), most_cols), sizes.least_side)
     constants = {
         **by, "STEPS": (sizes.sequences - 1).bit_length(), "C": sizes.chunk,
         "BK": slice_of(sizes), "BV": cols, **types_of(_scores_back, sizes),
@@ -127,8 +127,8 @@ def _chunk_launch(sizes: Sizes, delta: bool) -> tuple[Launch, int]:
     most_rows, most_cols, warps = OF_CHUNK[_setting_of(sizes, delta)]
     if _settings.chip == CHIPS["sm_80"]:  # whose tensor cores take operands from registers: 192 bytes would spill
         most_rows = 16
-    rows = max(min(power_of_two(sizes.size_k), most_rows), 16)
-    cols = max(min(power_of_two(sizes.size_v), most_cols), 16)
+    rows = max(min(power_of_two(sizes.size_k), most_rows), sizes.least_side)
+    cols = max(min(power_of_two(sizes.size_v), most_cols), sizes.least_side)
     blocks = ceil_div(sizes.size_k, rows)
     constants = {
         **by, "STEPS": (sizes.sequences - 1).bit_length(), "C": sizes.chunk, "BK": rows, "BV": cols,
@@ -158,15 +158,15 @@ def _heads_launch(sizes: Sizes, batch: int, normalize: bool) -> Launch:
 
 @profiled(do_not_specialize=["count", "positions", "chunks", "heads", "group", "size_k", "size_v"])
 def _scores_back(
-    products_ptr, of_pairs_ptr, of_decay_ptr, dbeta_ptr, grad_ptr, values_ptr, of_values_ptr, k_ptr, decay_ptr,
-    beta_ptr, bounds_ptr, factors_ptr, count, positions, chunks, heads, group, size_k, size_v,
+    of_scores_ptr, of_pairs_ptr, of_decay_ptr, dbeta_ptr, products_ptr, grad_ptr, values_ptr, of_values_ptr, k_ptr,
+    decay_ptr, beta_ptr, bounds_ptr, factors_ptr, count, positions, chunks, heads, group, size_k, size_v,
     UNIT_K: tl.constexpr, UNIT_V: tl.constexpr, STEPS: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, SPLIT: tl.constexpr, OF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of the products of one chunk and value head, and of beta. Grid (numbers * Hv,).
 
-    products_ptr: of queries (rows) and keys, (numbers, Hv, C, C), which their gradients replace. of_pairs_ptr: for the
-    sum of the gradients of those of keys and earlier keys, and of its transpose. Both are weighted by the decays.
+    of_scores_ptr: for the gradients of the products of queries (rows) and keys, (numbers, Hv, C, C). of_pairs_ptr: for
+    the sum of the gradients of those of keys and earlier keys, and of its transpose. Both are weighted by the decays.
     of_decay_ptr: (1 + blocks, B * S, Hv), of which the first is written.
     """
     size_k, size_v = size_k * UNIT_K, size_v * UNIT_V
@@ -204,8 +204,7 @@ def _scores_back(
         pairs = of_scores
         if of_decay_ptr is not None:
             pairs *= tl.load(products_ptr + square)
-            tl.debug_barrier()  # all products are read before the first is replaced
-        tl.store(products_ptr + square, of_scores * weights)
+        tl.store(of_scores_ptr + square, of_scores * weights)
         if of_decay_ptr is not None:
             # a pair of positions has the decays after the first one, up to the second one
             if beta_ptr is not None:
@@ -245,46 +244,58 @@ def _chunk_back(
         position = base + first + at
         place = position * heads + head
         states = line.to(tl.int64) * size_k * size_v + row[:, None] * size_v
-        of_started, of_ended = tl.zeros((C, BK), tl.float32), tl.zeros((C, BK), tl.float32)
-        of_started_k = tl.zeros((C, BK), tl.float32)
-        whole = tl.zeros((BK,), tl.float32)
-        for start in tl.range(0, size_v, BV, num_stages=1):
-            col = start + tl.arange(0, BV)
-            of_rows, in_rows = place[:, None] * size_v + col[None, :], there[:, None] & (col < size_v)[None, :]
-            in_state = in_k[:, None] & (col < size_v)[None, :]
-            state = read(states_ptr + states + col[None, :], in_state)
-            of_state = read(of_states_ptr + states + col[None, :], in_state)
-            grad, u = tl.load(grad_ptr + of_rows, in_rows, 0.0), tl.load(values_ptr + of_rows, in_rows, 0.0)
-            whole += tl.sum(state * of_state, 1)
-            turned = tl.trans(state)
-            of_started += product(grad, turned, SPLIT, OF, PRECISION)
-            if beta_ptr is not None:
-                beta = read(beta_ptr + place, there)[:, None]
-                of_u = -beta * read(of_values_ptr + of_rows, in_rows)
-                of_started_k += product(of_u, turned, SPLIT, OF, PRECISION)
-                u = beta * u
-            of_ended += product(u, tl.trans(of_state), SPLIT, OF, PRECISION)
+        values = place[:, None] * size_v
         vectors = factors_ptr + line.to(tl.int64) * 4 * C + at
-        started, ended = tl.load(vectors + 2 * C)[:, None], tl.load(vectors + 3 * C)[:, None]
-        of_started, of_started_k, of_ended = started * of_started, started * of_started_k, ended * of_ended
+        started = tl.load(vectors + 2 * C)[:, None]
         of_line = (position * (heads // group) + head // group) * size_k
         of_line, in_line = of_line[:, None] + row[None, :], there[:, None] & in_k[None, :]
-        q = tl.load(vectors)[:, None] * read(q_ptr + of_line, in_line)
+        square = at[:, None] * C + at[None, :]
+        of_scores_ptr += line.to(tl.int64) * C * C
+
+        # one sum after another: registers hold two of them
+        of_queries = tl.zeros((C, BK), tl.float32)
+        for start in tl.range(0, size_v, BV, num_stages=1):
+            col = start + tl.arange(0, BV)
+            grad = tl.load(grad_ptr + values + col[None, :], there[:, None] & (col < size_v)[None, :], 0.0)
+            state = read(states_ptr + states + col[None, :], in_k[:, None] & (col < size_v)[None, :])
+            of_queries += product(grad, tl.trans(state), SPLIT, OF, PRECISION)
+        of_queries *= started
         k = tl.load(vectors + C)[:, None] * read(k_ptr + of_line, in_line)
-        square = line.to(tl.int64) * C * C + at[:, None] * C + at[None, :]
-        of_scores = tl.load(of_scores_ptr + square)
-        of_queries = of_started + product(of_scores, k, SPLIT, OF, PRECISION)
-        of_keys = of_ended + product(tl.trans(of_scores), q, SPLIT, OF, PRECISION)
-        if beta_ptr is not None:
-            of_keys += of_started_k + product(tl.load(of_pairs_ptr + square), k, SPLIT, OF, PRECISION)
-        to = place[:, None] * size_k + row[None, :]
+        q = tl.load(vectors)[:, None] * read(q_ptr + of_line, in_line)
+        later = tl.sum(q * of_queries, 1)
+        of_queries += product(tl.load(of_scores_ptr + square), k, SPLIT, OF, PRECISION)
         if of_queries_ptr is not None:
-            tl.store(of_queries_ptr + to, of_queries, in_line)
+            tl.store(of_queries_ptr + place[:, None] * size_k + row[None, :], of_queries, in_line)
+
+        of_keys, whole = tl.zeros((C, BK), tl.float32), tl.zeros((BK,), tl.float32)
+        for start in tl.range(0, size_v, BV, num_stages=1):
+            col = start + tl.arange(0, BV)
+            u = tl.load(values_ptr + values + col[None, :], there[:, None] & (col < size_v)[None, :], 0.0)
+            if beta_ptr is not None:
+                u = read(beta_ptr + place, there)[:, None] * u
+            in_state = in_k[:, None] & (col < size_v)[None, :]
+            of_state = read(of_states_ptr + states + col[None, :], in_state)
+            if of_decay_ptr is not None:
+                whole += tl.sum(read(states_ptr + states + col[None, :], in_state) * of_state, 1)
+            of_keys += product(u, tl.trans(of_state), SPLIT, OF, PRECISION)
+        of_keys *= tl.load(vectors + 3 * C)[:, None]
+        k = tl.load(vectors + C)[:, None] * read(k_ptr + of_line, in_line)
+        earlier = tl.sum(k * of_keys, 1)
+        if beta_ptr is not None:
+            for start in tl.range(0, size_v, BV, num_stages=1):
+                col = start + tl.arange(0, BV)
+                of_u = read(of_values_ptr + values + col[None, :], there[:, None] & (col < size_v)[None, :])
+                of_u *= -started * read(beta_ptr + place, there)[:, None]
+                state = read(states_ptr + states + col[None, :], in_k[:, None] & (col < size_v)[None, :])
+                of_keys += product(of_u, tl.trans(state), SPLIT, OF, PRECISION)
+            k = tl.load(vectors + C)[:, None] * read(k_ptr + of_line, in_line)
+            later += tl.sum(k * of_keys, 1) - earlier
+            of_keys += product(tl.load(of_pairs_ptr + line.to(tl.int64) * C * C + square), k, SPLIT, OF, PRECISION)
+        q = tl.load(vectors)[:, None] * read(q_ptr + of_line, in_line)
+        of_keys += product(tl.trans(tl.load(of_scores_ptr + square)), q, SPLIT, OF, PRECISION)
         if of_keys_ptr is not None:
-            tl.store(of_keys_ptr + to, of_keys, in_line)
+            tl.store(of_keys_ptr + place[:, None] * size_k + row[None, :], of_keys, in_line)
         if of_decay_ptr is not None:
-            later = tl.sum(q * of_started + k * of_started_k, 1)
-            earlier = tl.sum(k * of_ended, 1)
             of_decay = tl.cumsum(later, 0, reverse=True) + (tl.cumsum(earlier, 0) - earlier)
             # the decays of the whole chunk: beyond the end of a sequence there are none
             of_decay += tl.load(factors_ptr + line.to(tl.int64) * 4 * C + 3 * C - 1) * tl.sum(whole, 0)

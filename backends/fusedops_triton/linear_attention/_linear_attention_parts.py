@@ -25,6 +25,7 @@ from fusedops.constraints import Offsets
 from fusedops.ops.linear_attention.arguments import bounds_of
 from fusedops.ops.linear_attention.formulas import scale_of
 from fusedops_triton import _settings
+from fusedops_triton._chips import CHIPS
 from fusedops_triton._jit._bias import unit
 from fusedops_triton._jit._common import TYPES, exp, read, scalar
 from fusedops_triton._jit._profiled import profiled
@@ -38,6 +39,8 @@ CHUNK = 64
 #: The columns of q and k, of 16 bits, that a program has at a time beside the products of a chunk. Of wider ones half
 #: as many: else 152 bytes of a thread spill on sm_90.
 SLICE = 64
+#: The version of Triton.
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 #: The positions of a block whose matrix is inverted without products. No chunk has fewer.
 BLOCK = 16
 
@@ -79,7 +82,18 @@ class Sizes(NamedTuple):
     def chunk(self) -> int:
         """The positions of a chunk."""
         most = CHUNK >> (not self.split) + (self.size_k > 128)
-        return min(most, max(power_of_two(self.positions), 16))
+        return min(most, max(power_of_two(self.positions), self.least_side))
+
+    @property
+    def least_side(self) -> int:
+        """The least side of a product, in a kernel that has several of them.
+
+        With sides of 16 and 32, by 16-bit products of 64 rows on sm_90, Triton 3.4 to 3.8 has wrong numbers or reads
+        past shared memory, in some kernels and by chance (triton-lang/triton#10573, #11366). Chunks of fewer positions,
+        for rows of more than 128, are multiplied by other instructions.
+        """
+        unsafe = _settings.chip == CHIPS["sm_90"] and TRITON < (3, 9)
+        return CHUNK if unsafe and self.split and self.size_k <= 128 else 16
 
     @property
     def chunks(self) -> int:
@@ -175,8 +189,9 @@ def types_of(kernel: Any, sizes: Sizes) -> dict[str, Any]:
     thread. The interpreter has no products of bfloat16: it rounds to it, and multiplies float32.
     """
     compiled = isinstance(kernel, JITFunction)
+    split = "" if not sizes.split else "chained" if _settings.chains_products() else "separate"
     return {
-        "SPLIT": sizes.split, "OF": tl.bfloat16 if sizes.split and compiled else tl.float32,
+        "SPLIT": split, "OF": tl.bfloat16 if sizes.split and compiled else tl.float32,
         "PRECISION": precision_of(kernel),
     }  # fmt: skip
 
@@ -193,7 +208,7 @@ def units(sizes: Sizes) -> tuple[tuple[int, int], dict[str, int]]:
 
 
 def columns_of(sizes: Sizes, least: int) -> Columns:
-    """Return the columns of a program: no fewer than ``least``, as products have no smaller sides.
+    """Return the columns of a program: no fewer than ``least``, the least side of a product.
 
     Not measured. With 16, a batch of one with the heads of Qwen3-Next (32, values of 128) has 256 programs, of which
     two fit on a processor of sm_90, and 16-bit tensors with rows of 128 spill 8 bytes of a thread there.
@@ -205,14 +220,16 @@ def columns_of(sizes: Sizes, least: int) -> Columns:
 def stages_of(sizes: Sizes) -> int:
     """Return the chunks of which a walk has the tensors on the chip: of 16-bit ones the next one beside the first.
 
-    An AMD processor has 64 KB for them, of which two chunks take 72.
+    An AMD processor has 64 KB for them, of which two chunks take 72. Before Triton 3.8, a walk on sm_100 with two has
+    another result each time (triton-lang/triton#9871, #10590).
     """
-    return 2 if sizes.split and _settings.chip.nvidia else 1
+    unsafe = _settings.chip == CHIPS["sm_100"] and TRITON < (3, 8)
+    return 2 if sizes.split and _settings.chip.nvidia and not unsafe else 1
 
 
 def slice_of(sizes: Sizes) -> int:
     """Return the columns of q and k that a program has at a time beside the products of a chunk."""
-    return min(SLICE >> (not sizes.split), max(power_of_two(sizes.size_k), 16))
+    return min(SLICE >> (not sizes.split), max(power_of_two(sizes.size_k), sizes.least_side))
 
 
 @cached_by_layout
@@ -236,9 +253,21 @@ def _parts_launch(sizes: Sizes, normalize: bool) -> Launch:
 def product(a, b, SPLIT: tl.constexpr, OF: tl.constexpr, PRECISION: tl.constexpr):
     """Return ``a @ b`` in float32, of operands that are multiplied as OF.
 
-    SPLIT: an operand is the sum of two of bfloat16, within 2**-17 of it; one that has bfloat16 is itself.
+    SPLIT: an operand is the sum of two of bfloat16, within 2**-17 of it; one that has bfloat16 is itself. "chained":
+    the products are added to one another. "separate": each has an accumulator of its own. The factor of 256 is exact,
+    and without it Triton would chain them.
     """
-    if SPLIT:
+    if SPLIT == "separate":
+        high_a, high_b = a.to(tl.bfloat16), b.to(tl.bfloat16)
+        total = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
+        if b.dtype != tl.bfloat16:
+            low_b = (256.0 * (b.to(tl.float32) - high_b.to(tl.float32))).to(tl.bfloat16)
+            total += tl.dot(high_a.to(OF), low_b.to(OF), out_dtype=tl.float32) * (1 / 256)
+        if a.dtype != tl.bfloat16:
+            low_a = (256.0 * (a.to(tl.float32) - high_a.to(tl.float32))).to(tl.bfloat16)
+            total += tl.dot(low_a.to(OF), high_b.to(OF), out_dtype=tl.float32) * (1 / 256)
+        total = tl.dot(high_a.to(OF), high_b.to(OF), total, out_dtype=tl.float32)
+    elif SPLIT == "chained":
         high_a, high_b = a.to(tl.bfloat16), b.to(tl.bfloat16)
         total = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
         if b.dtype != tl.bfloat16:
@@ -350,9 +379,9 @@ def _chunk_parts(
                 squares_q += tl.sum(wide_q * wide_q, 1)
                 squares_k += tl.sum(wide_k * wide_k, 1)
             turned = tl.trans(k.to(OF))
-            of_queries += product(q, turned, False, OF, PRECISION)
+            of_queries += product(q, turned, "", OF, PRECISION)
             if inverse_ptr is not None:
-                of_keys += product(k, turned, False, OF, PRECISION)
+                of_keys += product(k, turned, "", OF, PRECISION)
         factor_q, factor_k = rnorm_of(squares_q, NORMALIZE) * scalar(scale), rnorm_of(squares_k, NORMALIZE)
         place, next_there = row * heads + head, (first + at + 1 < end) & (at + 1 < C)
         weights, started, ended = weights_of(decay_ptr, place, there, next_there, heads, C)
@@ -378,9 +407,9 @@ def _chunk_parts(
                 )
                 # in this order: beta * lower, which no level changes, would be held in registers beside lower
                 factor = beta * tl.where(below, lower, 0.0)
-                middle = product(factor, inverse, False, tl.float32, PRECISION)
-                inverse -= product(inverse, middle, False, tl.float32, PRECISION)
+                middle = product(factor, inverse, "", tl.float32, PRECISION)
+                inverse -= product(inverse, middle, "", tl.float32, PRECISION)
                 size_b *= 2
             # the same again: else its parts of 11 bits are held in registers through all levels
             lower = tl.where(at[:, None] > at[None, :], lower, 0.0)
-            tl.store(inverse_ptr + square, product(lower, inverse, False, tl.float32, PRECISION))
+            tl.store(inverse_ptr + square, product(lower, inverse, "", tl.float32, PRECISION))

@@ -7,9 +7,8 @@ them into their own gradient in place; two matmuls read it. Nothing waits for th
   exponentials, the bias and the gradient of weight are float32.
 - Rows of logits are padded to a multiple of 16 elements, so that every access has 16 bytes for any number of classes.
   The padding is 0 in the gradient, and is no part of what the matmuls see.
-- A row is read twice, for the sum of its exponentials and for the gradient, and is written once. The target's gradient
-  is written over that of the other logits, after a barrier. The rows of ignored targets are written only. Offsets of
-  rows are 64-bit. There are no atomics.
+- A row is read twice, for the sum of its exponentials and for the gradient, and is written once. The rows of ignored
+  targets are written only. Offsets of rows are 64-bit. There are no atomics.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -217,6 +216,7 @@ def adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
         torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
     except (RuntimeError, TypeError, NotImplementedError):
         return False
+    # in a first call, so that a CUDA graph is captured after it: ``warm_up`` makes one
     # torch 2.8 and 2.9 have a version that reads memory that was not written
     return bool(((first == 16) & (total == 17)).all())
 
@@ -332,33 +332,29 @@ def _loss_and_gradient(
         for start in range(0, stop, BLOCK):
             col = (start + tl.arange(0, BLOCK))[None, :]
             z = read_logits(line, bias_ptr, col, None, softcap, CAPS, False)
-            g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS)
+            g = _gradient(z, col == target, base, factor, hit, everywhere, softcap, SCALED, SMOOTHS, CAPS)
             tl.store(line + col, g.to(logits_ptr.dtype.element_ty))
         for start in range(stop, whole, BLOCK):  # of an ignored row
             tl.store(line + start + tl.arange(0, BLOCK), tl.zeros([BLOCK], logits_ptr.dtype.element_ty))
         if whole < padded:
             z = read_logits(line, bias_ptr, last, last < tl.where(ignored, 0, padded), softcap, CAPS, True)
-            g = _gradient(z, base, factor, everywhere, softcap, SCALED, SMOOTHS, CAPS)
+            g = _gradient(z, last == target, base, factor, hit, everywhere, softcap, SCALED, SMOOTHS, CAPS)
             g = tl.where(last < tl.where(ignored, 0, size), g, 0.0)
             tl.store(line + last, g.to(logits_ptr.dtype.element_ty), mask=last < padded)
-        # the target's: written once more, after every thread has written
-        tl.debug_barrier()
-        g = _gradient(picked, base, factor, everywhere, softcap, SCALED, SMOOTHS, False) - hit
-        if CAPS:
-            g *= slope(picked, softcap)
-        tl.store(line + place, g.to(logits_ptr.dtype.element_ty), mask=ignored == 0)
 
 
 @triton.jit
 def _gradient(
-    z, lse, factor, everywhere, softcap, SCALED: tl.constexpr, SMOOTHS: tl.constexpr, CAPS: tl.constexpr,
+    z, is_target, lse, factor, hit, everywhere, softcap,
+    SCALED: tl.constexpr, SMOOTHS: tl.constexpr, CAPS: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of logits other than the target's: NaN where ``lse`` is."""
+    """Return the gradient of logits, which is lower by ``hit`` for the target: NaN where ``lse`` is."""
     g = exp(z - lse)
     if SCALED:
         g *= factor
     if SMOOTHS:
         g -= everywhere
+    g -= tl.where(is_target, hit, 0.0)
     if CAPS:
         g *= slope(z, softcap)
     return g

@@ -35,7 +35,7 @@ from fusedops_triton._jit._bias import rounded
 from fusedops_triton._jit._common import TYPES, read
 from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div
+from fusedops_triton._settings import ceil_div, chains_products
 
 
 class _Layout(NamedTuple):
@@ -178,7 +178,7 @@ def _tiles_launch(rows: int, outputs: int, columns: int, format: str, dtype: tor
         "OF": TYPES[dtype if isinstance(_tiles, JITFunction) else torch.float32],
         # x of bfloat16 may be as large as a float32: with these integers no sum of a block is larger than x
         "DOWN": 2.0**-12 if dtype is torch.bfloat16 else 1.0,
-        "BM": _TILE_ROWS, "BN": _TILE_OUTPUTS, **_LAYOUTS[format]._asdict(),
+        "BM": _TILE_ROWS, "BN": _TILE_OUTPUTS, "CHAINED": chains_products(), **_LAYOUTS[format]._asdict(),
     }  # fmt: skip
     grid = (ceil_div(rows, _TILE_ROWS) * across,)
     return Launch(_tiles, grid, (rows, outputs, columns // 32, across), constants, _TILE_WARPS)
@@ -284,10 +284,13 @@ def _unpack(
 @profiled(do_not_specialize=["rows", "outputs", "blocks", "across"])
 def _tiles(
     y_ptr, x_ptr, packed_ptr, bias_ptr, rows, outputs, blocks, across,
-    OF: tl.constexpr, DOWN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BITS: tl.constexpr,
-    ZERO: tl.constexpr, MINIMUM: tl.constexpr, FIFTH: tl.constexpr, DATA: tl.constexpr, BYTES: tl.constexpr,
+    OF: tl.constexpr, DOWN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CHAINED: tl.constexpr,
+    BITS: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, FIFTH: tl.constexpr, DATA: tl.constexpr,
+    BYTES: tl.constexpr,
 ):  # fmt: skip
     """Compute BM * BN elements, in a format without a MINIMUM. Grid (cdiv(rows, BM) * across,).
+
+    CHAINED: the products of a block are added to one another, else each to the sum of the row.
 
     The data of a block is read while the one before is multiplied: Triton does not, of less than four bytes at a time.
     """
@@ -311,8 +314,12 @@ def _tiles(
             q = _integers(data, block_ptr, place[:, None], inside, part, 1, BITS, ZERO, FIFTH)
             q = (q * DOWN).to(OF)  # exact: 8 bits
             x = tl.load(row_ptr + place[None, :], (m < rows)[:, None] & (place >= 0)[None, :], 0.0)
-            sums = tl.dot(x.to(OF), q, sums, input_precision="ieee", out_dtype=tl.float32)
-        total += sums * scale[None, :]
+            if CHAINED:
+                sums = tl.dot(x.to(OF), q, sums, input_precision="ieee", out_dtype=tl.float32)
+            else:
+                total += tl.dot(x.to(OF), q, input_precision="ieee", out_dtype=tl.float32) * scale[None, :]
+        if CHAINED:
+            total += sums * scale[None, :]
         row_ptr += 32
         scale_ptr += BYTES // 2
     _store(y_ptr, total, bias_ptr, m, n, rows, outputs)

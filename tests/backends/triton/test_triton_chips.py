@@ -13,7 +13,7 @@ from fusedops_triton.norms import _norm_settings
 
 @pytest.mark.parametrize(
     ("capability", "target"),
-    [((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90"), ((10, 0), "sm_100"), ((12, 0), "sm_100"),
+    [((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90"), ((10, 0), "sm_100"), ((12, 0), "sm_80"),
      (None, "gfx942")],
 )  # fmt: skip
 def test_a_capability_has_the_chip_of_its_generation(capability: tuple[int, int] | None, target: str) -> None:

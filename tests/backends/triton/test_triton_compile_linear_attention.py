@@ -66,6 +66,10 @@ def test_compiles(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     assert not facts["overflows"]
     assert facts["address_64"]
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**17
+    if case["target"] == "sm_80":
+        assert facts["shared"] <= 99 * 1024  # of a program on 8.6, 8.9 and 12.x
+    if case["target"] == "sm_100":
+        assert facts["chained"] == 0
     if case["kernel"] in ("_steps", "_sum_heads"):
         assert facts["spilled"] == 0
         assert "16" in facts["loads"]

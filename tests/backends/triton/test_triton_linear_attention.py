@@ -5,6 +5,7 @@ tests/ops/test_linear_attention.py and the conformance kit compare its numbers w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +18,14 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_cases import needs_loops
 
 import fusedops
-from fusedops_triton.linear_attention import _linear_attention
+from fusedops_triton import _launch, _settings
+from fusedops_triton._chips import CHIPS
+from fusedops_triton.linear_attention import (
+    _linear_attention,
+    _linear_attention_backward,
+    _linear_attention_chunk_gradients,
+    _linear_attention_parts,
+)
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 KINDS = ("", "decay", "beta", "decay beta")
@@ -62,6 +70,69 @@ def test_edges_of_chunks_and_blocks(
     positions: int, sizes: tuple[int, int], kind: str, dtypes: tuple[torch.dtype, ...]
 ) -> None:
     check(call_of(positions, sizes, kind, dtypes))
+
+
+@pytest.fixture
+def version(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, tuple[int, int]], None]]:
+    """Pretend that there is a chip, with a version of Triton."""
+
+    def pretend(target: str, triton: tuple[int, int]) -> None:
+        monkeypatch.setattr(_settings, "chip", CHIPS[target])
+        monkeypatch.setattr(_linear_attention_parts, "TRITON", triton)
+        _launch.clear_layout_caches()
+
+    yield pretend
+    _launch.clear_layout_caches()
+
+
+def constants_of(sizes: _linear_attention_parts.Sizes) -> dict[str, dict[str, Any]]:
+    """Return the compile-time numbers of each kernel with several products."""
+    launches = (
+        _linear_attention_parts._parts_launch(sizes, True),
+        _linear_attention._walk_launch(sizes),
+        _linear_attention_backward._back_launch(sizes),
+        _linear_attention_chunk_gradients._scores_launch(sizes, True),
+        _linear_attention_chunk_gradients._chunk_launch(sizes, True)[0],
+    )
+    return {launch.kernel.__name__: launch.constants for launch in launches}
+
+
+@pytest.mark.parametrize("sizes", [(4096, 128, 128), (4096, 16, 16), (40, 100, 70)])
+def test_where_triton_multiplies_small_sides_wrongly_there_are_none(
+    sizes: tuple[int, int, int], version: Callable[[str, tuple[int, int]], None]
+) -> None:
+    positions, size_k, size_v = sizes
+    call = _linear_attention_parts.Sizes(1, positions, 32, 2, size_k, size_v, False, BF16, True)
+    version("sm_90", (3, 8))
+    sides = {
+        (name, side): each.get(side, 64) for name, each in constants_of(call).items() for side in ("C", "BK", "BV")
+    }
+    assert min(sides.values()) == 64, sides
+    version("sm_90", (3, 9))
+    assert min(each.get("BV", 64) for each in constants_of(call).values()) == 16
+
+
+def test_walks_on_sm_100_have_one_chunk_at_a_time_and_separate_sums_where_triton_needs_it(
+    version: Callable[[str, tuple[int, int]], None],
+) -> None:
+    sizes = _linear_attention_parts.Sizes(1, 4096, 32, 2, 128, 128, False, BF16, True)
+    for target, triton, stages, split in (
+        ("sm_100", (3, 7), 1, "separate"),
+        ("sm_100", (3, 8), 2, "separate"),
+        ("sm_90", (3, 7), 2, "chained"),
+    ):
+        version(target, triton)
+        walks = [constants_of(sizes)[name] for name in ("_walk", "_walk_back")]
+        assert [(walk["STAGES"], walk["SPLIT"]) for walk in walks] == [(stages, split)] * 2
+
+
+@needs_loops
+@pytest.mark.parametrize(("target", "dtype"), [("sm_90", BF16), ("sm_100", BF16), ("sm_100", F16)], ids=str)
+def test_settings_of_earlier_versions_of_triton_give_the_numbers(
+    target: str, dtype: torch.dtype, version: Callable[[str, tuple[int, int]], None]
+) -> None:
+    version(target, (3, 6))
+    check(call_of(70, (20, 16), "decay beta", (dtype,) * 3))
 
 
 @needs_loops

@@ -21,7 +21,6 @@ def of_cuda(ptx: str, cubin: bytes) -> dict[str, Any]:
     return {
         "registers": used["REG"],
         "spilled": used["STACK"] + used["LOCAL"],  # these kernels have no arrays: what is on the stack was spilled
-        "shared": used["SHARED"],
         "loads": _widths(code, "ld"),
         "stores": _widths(code, "st"),
         "float64": bool(re.search(r"\.f64\b", code)),
@@ -30,13 +29,20 @@ def of_cuda(ptx: str, cubin: bytes) -> dict[str, Any]:
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Return REG, STACK, LOCAL and SHARED of a kernel of an NVIDIA GPU: registers, and bytes."""
+    """Return REG, STACK and LOCAL of a kernel of an NVIDIA GPU: registers, and bytes."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [TOOLS / "cuobjdump", "-res-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
+    return {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+
+
+def chained_products(ttir: str) -> int:
+    """Count the products that are added to the result of another product."""
+    products = re.findall(r"(%[\w#]+) = tt\.dot %\S+, %\S+, (%[\w#]+)", ttir)
+    results = {result for result, _ in products}
+    return sum(total in results for _, total in products)
 
 
 def _widths(code: str, which: str) -> dict[str, int]:
@@ -69,7 +75,6 @@ def of_amdgcn(code: str) -> dict[str, Any]:
     return {
         "registers": number("vgpr_count"),
         "spilled": 4 * number("vgpr_spill_count"),  # scalar registers spill into lanes of vector ones, not to memory
-        "shared": 0,
         "loads": widths("load"),
         "stores": widths("store"),
         "float64": bool(re.search(r"\bv_\w+_f64\b", code)),

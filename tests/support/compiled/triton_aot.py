@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import triton
-from assembly import of_amdgcn, of_cuda
+from assembly import chained_products, of_amdgcn, of_cuda
 from conv_launches import launch_conv
 from expert_launches import launch_experts
 from linear_attention_launches import launch_linear_attention
@@ -109,6 +109,7 @@ def compile_launch(launch: Launch, target: str, aligned: bool = True) -> dict[st
     source = launch.source(aligned)
     compiled = triton.compile(source, target=TARGETS[target], options=options)
     facts: dict[str, Any] = {"kernel": launch.kernel.__name__, "warps": launch.options["num_warps"]}
+    facts["shared"], facts["chained"] = compiled.metadata.shared, chained_products(compiled.asm["ttir"])
     facts["overflows"] = overflows(compiled.asm["ttir"], launch.integers(source), launch.grid)
     if target.startswith("gfx"):
         return facts | of_amdgcn(compiled.asm["amdgcn"])
