@@ -43,6 +43,7 @@ class BackwardCall:
         differentiable: the parameters for which backward returns a gradient, in order.
         passed_through: the parameter whose gradient is the output's, or None.
         identity: True where the first parameter's gradient equals the output's; or None.
+        addend: a parameter that is added to the first one, whose gradient is the same but for its dtype; or None.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class BackwardCall:
         differentiable: Sequence[str],
         passed_through: str | None,
         identity: Callable[..., bool] | None,
+        addend: str | None,
     ) -> None:
         self.grads = (
             ("grad",) if len(outputs) == 1 else tuple(f"grad_{name}" for name in outputs if name not in integers)
@@ -99,7 +101,7 @@ class BackwardCall:
         self._without_needs = _traceable_getter([order.index(name) for name in names if name not in _FLAGS])
         self._gradient_indices = [parameters.index(name) for name in differentiable]
         self._passed_index = -1 if passed_through is None else parameters.index(passed_through)
-        self._identity = identity
+        self._identity, self._addend = identity, addend
         self._count = len(parameters)
         self._single = len(differentiable) == 1
 
@@ -122,6 +124,10 @@ class BackwardCall:
             identity_args = [name for name in self._names if name not in _FLAGS]
             lines.append(f"_same = {wanted[first]} and _identity({', '.join(identity_args)})")
             wanted[first] = f"{wanted[first]} and not _same"
+        if self._addend is not None:
+            dtypes = f"{self.grads[0]}.dtype is {self._addend}_dtype"
+            lines.append(f"_twice = {wanted[first]} and {wanted[self._addend]} and {dtypes}")
+            wanted[self._addend] = f"{wanted[self._addend]} and not _twice"
         flags = {"needs": "_needs", "reuse": "_reuse"}
         lines += [
             f"_needs = ({', '.join(wanted[name] for name in self._differentiable)},)",
@@ -132,6 +138,8 @@ class BackwardCall:
         ]
         if self._identity is not None:
             lines += ["if _same:", f"    {gradients[first]} = {self.grads[0]}"]
+        if self._addend is not None:
+            lines += ["if _twice:", f"    {gradients[self._addend]} = {gradients[first]}"]
         if self._passed_index >= 0:
             passed = self._parameters[self._passed_index]
             gradients[passed] = f"{self.grads[0]} if {wanted[passed]} else None"

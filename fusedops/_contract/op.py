@@ -51,6 +51,8 @@ class Op:
         passed_through: a tensor parameter whose gradient is the output's gradient itself, such as a residual.
         identity: takes the arguments of backward except ``needs``; True if the gradient of the first differentiable
             parameter is the output's gradient itself, as without dropout: no kernel computes it then.
+        addend: a parameter that is added to the first one: its gradient is the same but for its dtype, which backward
+            takes. If both are wanted in one dtype, autograd gets one tensor twice, and no kernel writes it twice.
         padding: how a call is padded to sizes that a kernel takes; None where it cannot be.
         sharding: the rule for DTensors, or its "module:NAME", imported when it is first read.
         prepare_args: returns the arguments with what the public function draws (a seed) or converts, to inspect a call
@@ -81,13 +83,14 @@ class Op:
         saved: tuple[Saved, ...] = (),
         passed_through: str | None = None,
         identity: Callable[..., bool] | None = None,
+        addend: str | None = None,
         padding: Padding | None = None,
         sharding: Sharding | str = ROWS_ARE_INDEPENDENT,
         prepare_args: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
     ) -> None:
         self.name, self.function = function.__name__, function
         self.reference, self.backward = signatures.spread(reference), signatures.spread(backward)
-        self.differentiable, self.passed_through = differentiable, passed_through
+        self.differentiable, self.passed_through, self.addend = differentiable, passed_through, addend
         self.constraints, self._evidence = tuple(constraints), evidence
         described = [Output(output) if isinstance(output, str) else output for output in outputs]
         self.outputs, self.single = tuple(output.name for output in described), len(described) == 1
@@ -116,7 +119,7 @@ class Op:
         self.backward_parameters = tuple(self.backward_types)
         self.backward_call = BackwardCall(
             self.name, self.backward_parameters, self.parameters, self.tensors, self.outputs, self.integers,
-            saved, differentiable, passed_through, identity and signatures.spread(identity),
+            saved, differentiable, passed_through, identity and signatures.spread(identity), addend,
         )  # fmt: skip
         # the arguments that serve.py checks for requires_grad
         self.gradient_indices = tuple(map(self.parameters.index, filter(None, (*differentiable, passed_through))))

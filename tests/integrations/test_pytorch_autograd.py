@@ -199,6 +199,27 @@ def test_where_nothing_is_dropped_the_gradient_of_x_is_the_one_given(
             close(other.grad, grad.sum_to_size(bias.shape))
 
 
+@pytest.mark.parametrize("op", [op for op in OPTIONS if OPS[op].addend])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_the_gradient_of_a_sum_is_computed_once_for_its_summands(op: str, narrow: bool) -> None:
+    ran: list[tuple[Any, ...]] = []
+    noting_backend(op, "noting", ran)
+    x, residual, *rest = inputs(op)
+    given = x.detach().to(torch.bfloat16 if narrow else x.dtype).requires_grad_()
+    other = residual.detach().clone().requires_grad_()
+    with fusedops.use("noting"):
+        y, s = getattr(fusedops, op)(given, other, *rest)
+    grads = torch.randn_like(y), torch.randn_like(s)
+    torch.autograd.backward((y, s), grads)
+    (needs,) = (args[-1] for who, args in ran if who == "noting backward")
+    assert tuple(needs[:2]) == (True, narrow)  # of two dtypes, both are computed
+    wanted = torch.autograd.grad(reference(op)(given, other, *rest), (given, other), grads)
+    for tensor, grad in zip((given, other), wanted):
+        close(tensor.grad, grad)
+    given.grad += 1
+    close(other.grad, wanted[1])
+
+
 @every_op
 @every_way
 def test_the_graph_is_kept_and_freed_as_torch_does(op: str, way: Way) -> None:

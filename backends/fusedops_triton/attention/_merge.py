@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fusedops.dtypes import promoted
 from fusedops_triton._jit._bias import rounded, unit
-from fusedops_triton._jit._common import exp, widened
+from fusedops_triton._jit._common import exp, read
 from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import ceil_div
@@ -100,24 +100,27 @@ def _strides(tensor: Tensor) -> Strides:
 @cached_by_layout
 def _forward_launch(shape: torch.Size, strides: tuple[Strides, ...], widest: int) -> Launch:
     """Return the launch for (B, N, S, D). strides: of out_a, out_b and out."""
-    return _launch(_merge_forward, shape, strides, widest, 2)
+    return _launch(_merge_forward, shape, strides, widest, 2, len({*strides}) == 1)
 
 
 @cached_by_layout
 def _backward_launch(shape: torch.Size, strides: tuple[Strides, ...], widest: int, wanted: tuple[bool, bool]) -> Launch:
     """Return the launch for (B, N, S, D). strides: of the gradient of out, of out_a, out_b, and of their gradients."""
-    return _launch(_merge_backward, shape, strides, widest, 3)
+    present = {*strides[:3], *(each for each, need in zip(strides[3:], wanted) if need)}
+    return _launch(_merge_backward, shape, strides, widest, 3, len(present) == 1)
 
 
-def _launch(kernel: object, shape: torch.Size, strides: tuple[Strides, ...], widest: int, inputs: int) -> Launch:
+def _launch(
+    kernel: object, shape: torch.Size, strides: tuple[Strides, ...], widest: int, inputs: int, same: bool
+) -> Launch:
     batch, heads, positions, size = shape
     steps = [step for each in strides for step in each]
     of_rows = unit(gcd(size, *steps)) if size else 1
     setting = merge_plan(max(size, 1), widest, inputs)
     n_rows = batch * heads * positions
     constants = {
-        "UNIT": of_rows, "EVEN": size == setting.block and n_rows % setting.rows == 0, "ROWS": setting.rows,
-        "BLOCK": setting.block,
+        "UNIT": of_rows, "NARROW": n_rows < 2**31 - setting.rows, "SAME": same,
+        "EVEN": size == setting.block and n_rows % setting.rows == 0, "ROWS": setting.rows, "BLOCK": setting.block,
     }  # fmt: skip
     sizes = (n_rows, heads, positions, size // of_rows, *(step // of_rows for step in steps))
     return Launch(kernel, (ceil_div(n_rows, setting.rows),), sizes, constants, setting.warps)
@@ -137,25 +140,26 @@ def _merge_forward(
     out_ptr, lse_ptr, a_ptr, lse_a_ptr, b_ptr, lse_b_ptr,
     n_rows, heads, positions, size, a_batch, a_head, a_position, b_batch, b_head, b_position,
     out_batch, out_head, out_position,
-    UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    UNIT: tl.constexpr, NARROW: tl.constexpr, SAME: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS rows. Grid (cdiv(n_rows, ROWS),); D = size * UNIT <= BLOCK; strides in units of UNIT.
 
     a_ptr, b_ptr, out_ptr: (B, N, S, D). lse_a_ptr, lse_b_ptr, lse_ptr: (B, N, S), contiguous.
-    EVEN: D = BLOCK, and n_rows is a multiple of ROWS.
+    NARROW: rows are counted in 32 bits. SAME: the tensors have the same strides. EVEN: D = BLOCK, and n_rows is a
+    multiple of ROWS.
     """
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row, batch, head, position = _rows(heads, positions, NARROW, ROWS)
     there = row < n_rows
-    batch, head, position = _place(row, heads, positions)
     col = tl.arange(0, BLOCK)
     inside = _inside(col, there, size, UNIT, EVEN, BLOCK)
+    a_at = _at(batch, head, position, col, a_batch, a_head, a_position, UNIT)
+    b_at = a_at if SAME else _at(batch, head, position, col, b_batch, b_head, b_position, UNIT)
+    a, b = read(a_ptr + a_at, inside), read(b_ptr + b_at, inside)  # no read waits for another one
     weight_a, weight_b, lse, has_a, has_b = _weights(lse_a_ptr, lse_b_ptr, row, there)
-    a_at = _at(batch, head, position, a_batch, a_head, a_position, UNIT)[:, None] + col[None, :]
-    b_at = _at(batch, head, position, b_batch, b_head, b_position, UNIT)[:, None] + col[None, :]
-    a = widened(tl.load(a_ptr + a_at, mask=inside & has_a[:, None], other=0.0))
-    b = widened(tl.load(b_ptr + b_at, mask=inside & has_b[:, None], other=0.0))
+    a, b = tl.where(has_a[:, None], a, 0.0), tl.where(has_b[:, None], b, 0.0)  # a part without keys may have NaN
     out = a * weight_a[:, None] + b * weight_b[:, None]
-    out_at = _at(batch, head, position, out_batch, out_head, out_position, UNIT)[:, None] + col[None, :]
+    out_at = a_at if SAME else _at(batch, head, position, col, out_batch, out_head, out_position, UNIT)
     tl.store(out_ptr + out_at, rounded(out, out_ptr), mask=inside)
     tl.store(lse_ptr + row, lse, mask=there)
 
@@ -171,57 +175,60 @@ def _merge_backward(
     da_ptr, dlse_a_ptr, db_ptr, dlse_b_ptr, grad_ptr, grad_lse_ptr, a_ptr, lse_a_ptr, b_ptr, lse_b_ptr,
     n_rows, heads, positions, size, grad_batch, grad_head, grad_position, a_batch, a_head, a_position,
     b_batch, b_head, b_position, da_batch, da_head, da_position, db_batch, db_head, db_position,
-    UNIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    UNIT: tl.constexpr, NARROW: tl.constexpr, SAME: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of ROWS rows, each whose pointer is not None. As _merge_forward; grad_ptr: as out_ptr."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row, batch, head, position = _rows(heads, positions, NARROW, ROWS)
     there = row < n_rows
-    batch, head, position = _place(row, heads, positions)
     col = tl.arange(0, BLOCK)
     inside = _inside(col, there, size, UNIT, EVEN, BLOCK)
+    grad_at = _at(batch, head, position, col, grad_batch, grad_head, grad_position, UNIT)
+    grad = read(grad_ptr + grad_at, inside)
+    OF_LSE: tl.constexpr = dlse_a_ptr is not None or dlse_b_ptr is not None
+    if OF_LSE:  # before the first store, behind which no read begins
+        a_at = grad_at if SAME else _at(batch, head, position, col, a_batch, a_head, a_position, UNIT)
+        b_at = grad_at if SAME else _at(batch, head, position, col, b_batch, b_head, b_position, UNIT)
+        difference = read(a_ptr + a_at, inside) - read(b_ptr + b_at, inside)
+        grad_lse = tl.load(grad_lse_ptr + row, mask=there, other=0.0).to(tl.float32)
     weight_a, weight_b, _, has_a, has_b = _weights(lse_a_ptr, lse_b_ptr, row, there)
-    grad_at = _at(batch, head, position, grad_batch, grad_head, grad_position, UNIT)[:, None] + col[None, :]
-    # of a row without any key nothing is read: its gradients are 0
-    grad = widened(tl.load(grad_ptr + grad_at, mask=inside & (has_a | has_b)[:, None], other=0.0))
+    if OF_LSE:
+        # numbers of a part without keys may be NaN
+        moved = tl.where(has_a & has_b, tl.sum(grad * difference, axis=1), 0.0)
     if da_ptr is not None:
-        da_at = _at(batch, head, position, da_batch, da_head, da_position, UNIT)[:, None] + col[None, :]
+        da_at = grad_at if SAME else _at(batch, head, position, col, da_batch, da_head, da_position, UNIT)
         da = tl.where(has_a[:, None], grad * weight_a[:, None], 0.0)
         tl.store(da_ptr + da_at, rounded(da, da_ptr), mask=inside)
     if db_ptr is not None:
-        db_at = _at(batch, head, position, db_batch, db_head, db_position, UNIT)[:, None] + col[None, :]
+        db_at = grad_at if SAME else _at(batch, head, position, col, db_batch, db_head, db_position, UNIT)
         db = tl.where(has_b[:, None], grad * weight_b[:, None], 0.0)
         tl.store(db_ptr + db_at, rounded(db, db_ptr), mask=inside)
-    if dlse_a_ptr is not None or dlse_b_ptr is not None:
-        both = has_a & has_b
-        read = inside & both[:, None]
-        a_at = _at(batch, head, position, a_batch, a_head, a_position, UNIT)[:, None] + col[None, :]
-        b_at = _at(batch, head, position, b_batch, b_head, b_position, UNIT)[:, None] + col[None, :]
-        a = widened(tl.load(a_ptr + a_at, mask=read, other=0.0))
-        b = widened(tl.load(b_ptr + b_at, mask=read, other=0.0))
-        moved = tl.where(both, tl.sum(grad * (a - b), axis=1), 0.0)
-        grad_lse = tl.load(grad_lse_ptr + row, mask=there, other=0.0).to(tl.float32)
-        if dlse_a_ptr is not None:
-            dlse_a = tl.where(has_a, weight_a * (grad_lse + weight_b * moved), 0.0)
-            tl.store(dlse_a_ptr + row, rounded(dlse_a, dlse_a_ptr), mask=there)
-        if dlse_b_ptr is not None:
-            dlse_b = tl.where(has_b, weight_b * (grad_lse - weight_a * moved), 0.0)
-            tl.store(dlse_b_ptr + row, rounded(dlse_b, dlse_b_ptr), mask=there)
+    if dlse_a_ptr is not None:
+        dlse_a = tl.where(has_a, weight_a * (grad_lse + weight_b * moved), 0.0)
+        tl.store(dlse_a_ptr + row, rounded(dlse_a, dlse_a_ptr), mask=there)
+    if dlse_b_ptr is not None:
+        dlse_b = tl.where(has_b, weight_b * (grad_lse - weight_a * moved), 0.0)
+        tl.store(dlse_b_ptr + row, rounded(dlse_b, dlse_b_ptr), mask=there)
 
 
 # ------------------------------------------------------------------------------------------------- parts of a kernel
 
 
 @triton.jit
-def _place(row, heads, positions):
-    """Return the batch, head and position of a row."""
-    rest = row // positions
-    return rest // heads, rest % heads, row % positions
+def _rows(heads, positions, NARROW: tl.constexpr, ROWS: tl.constexpr):
+    """Return the rows of this program, and the batch, head and position of each; all but NARROW ones 64-bit."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    OF: tl.constexpr = tl.uint32 if NARROW else tl.int64
+    counted, heads, positions = row.to(OF), heads.to(OF), positions.to(OF)
+    rest = counted // positions
+    head, position = rest % heads, counted % positions
+    return row, (rest // heads).to(tl.int64), head.to(tl.int64), position.to(tl.int64)
 
 
 @triton.jit
-def _at(batch, head, position, of_batch, of_head, of_position, UNIT: tl.constexpr):
-    """Return the first element of a row, 64-bit."""
-    return (batch * of_batch + head * of_head + position * of_position) * UNIT
+def _at(batch, head, position, col, of_batch, of_head, of_position, UNIT: tl.constexpr):
+    """Return the elements of rows, 64-bit."""
+    return ((batch * of_batch + head * of_head + position * of_position) * UNIT)[:, None] + col[None, :]
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """The routing of experts in Triton: the choice and the weights in one pass over the logits, and their gradient.
 
     forward     A program reads some rows of logits once, each as a tile of groups and their experts. It takes the
-                largest number out of each tile, k times; of equal numbers that of the lowest index.
+                largest number out of each tile, k times; of equal numbers that of the lowest index. Without a bias,
+                these numbers are the scores of the chosen.
     backward    A program computes the scores of some rows again, and adds the terms of the chosen in their order.
 
 Numbers are compared by their bits as integers: NaN is the largest, 0 and -0 are equal. Every element of a row has its
@@ -110,9 +111,9 @@ def _forward_launch(
     width, setting = power_of_two(experts // groups), _setting(experts, rows)
     constants = {
         "SCORE": SCORES.index(score), "GIVEN": given, "BY_TWO": by_two, "NORMALIZE": normalize, "ROWS": setting.rows,
-        "GROUPS": power_of_two(groups), "WIDTH": width, "CHOICES": power_of_two(k),
+        "GROUPS": power_of_two(groups), "WIDTH": width, "K": k, "CHOICES": power_of_two(k),
     }  # fmt: skip
-    grid, sizes = (ceil_div(rows, setting.rows),), (rows, experts, k, groups, top_groups)
+    grid, sizes = (ceil_div(rows, setting.rows),), (rows, experts, groups, top_groups)
     return Launch(_forward, grid, sizes, constants, setting.warps)
 
 
@@ -145,6 +146,7 @@ def _setting(experts: int, rows: int) -> _Setting:
 _SOFTMAX, _SIGMOID, _SQRT_SOFTPLUS, _TOPK_SOFTMAX = (tl.constexpr(each) for each in range(4))
 _MANY = tl.constexpr(0x7FFFFFFF)  # above every index
 _LARGEST = tl.constexpr(0x7FFFFFFF)  # of the integers of _order
+_UNROLLED = tl.constexpr(16)  # the most choices that are no loop
 _LOW = tl.constexpr(-0x7FFFFFFF)  # below those of all numbers but -NaN
 
 
@@ -185,14 +187,20 @@ def _order(x):
 
 
 @triton.jit
+def _of_chosen(z, fit):
+    """Return the softmax of the logits of the chosen."""
+    e, _, total = _exponentials(tl.where(fit, z, float("-inf")))
+    return e / total[:, None]
+
+
+@triton.jit
 def _picked(x_ptr, row, experts, chosen, fit, top, total, SCORE: tl.constexpr):
     """Return the logits of the chosen of rows, and their scores; 0 for the rest."""
     z = read(x_ptr + row[:, None] * experts + chosen, fit)
     if SCORE == _SOFTMAX:
         s = exp(z - top[:, None]) / total[:, None]
     elif SCORE == _TOPK_SOFTMAX:
-        e, _, of_chosen = _exponentials(tl.where(fit, z, float("-inf")))
-        s = e / of_chosen[:, None]
+        s = _of_chosen(z, fit)
     else:
         s = _score(z, SCORE)
     return z, tl.where(fit, s, 0.0)
@@ -200,15 +208,17 @@ def _picked(x_ptr, row, experts, chosen, fit, top, total, SCORE: tl.constexpr):
 
 @profiled()
 def _forward(
-    weights_ptr, chosen_ptr, x_ptr, bias_ptr, index_ptr, eps, scale, rows, experts, k, groups, top_groups,
-    SCORE: tl.constexpr, GIVEN: tl.constexpr, BY_TWO: tl.constexpr, NORMALIZE: tl.constexpr,
+    weights_ptr, chosen_ptr, x_ptr, bias_ptr, index_ptr, eps, scale, rows, experts, groups, top_groups,
+    K: tl.constexpr, SCORE: tl.constexpr, GIVEN: tl.constexpr, BY_TWO: tl.constexpr, NORMALIZE: tl.constexpr,
     ROWS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     j = tl.arange(0, CHOICES)[None, :]
-    there = (row[:, None] < rows) & (j < k)
-    at = row[:, None] * k + j
+    there = (row[:, None] < rows) & (j < K)
+    at = row[:, None] * K + j
     width = experts // groups
+    # exponentials have the order of their shares of the total
+    BY_RATIO: tl.constexpr = SCORE == _SOFTMAX and bias_ptr is None and GROUPS == 1 and not GIVEN
     expert = (tl.arange(0, GROUPS)[:, None] * width + tl.arange(0, WIDTH)[None, :])[None, :, :]
     of_row = ((tl.arange(0, GROUPS)[:, None] < groups) & (tl.arange(0, WIDTH)[None, :] < width))[None, :, :]
     top = tl.zeros((ROWS,), tl.float32)
@@ -220,11 +230,16 @@ def _forward(
             top = tl.max(tl.max(s, 2), 1)
             s = exp(s - top[:, None, None])
             total = tl.sum(tl.sum(s, 2), 1)
-            s = s / total[:, None, None]
+            if BY_RATIO:
+                s += (total * 0.0)[:, None, None]  # a row with NaN, or inf, is NaN
+            else:
+                s = s / total[:, None, None]
         elif SCORE != _TOPK_SOFTMAX:
             s = _score(s, SCORE)
     if GIVEN:
         chosen = tl.load(index_ptr + at, there, 0).to(tl.int64)
+        wrong = ((chosen < 0) | (chosen >= experts)) & there
+        _, picked = _picked(x_ptr, row, experts, chosen, there & ~wrong, top, total, SCORE)
     else:
         if bias_ptr is not None:
             s += read(bias_ptr + expert, of_row)
@@ -232,14 +247,22 @@ def _forward(
         if GROUPS > 1:
             kept = _best_groups(order, expert, groups, top_groups, BY_TWO, ROWS, GROUPS)
             order = tl.where(kept[:, :, None], order, _LOW)
-        chosen = _largest(order, expert, k, ROWS, CHOICES)
-    tl.store(chosen_ptr + at, chosen, there)
-    wrong = ((chosen < 0) | (chosen >= experts)) & there
-    _, picked = _picked(x_ptr, row, experts, chosen, there & ~wrong, top, total, SCORE)
+        chosen, picked = _largest(order, expert, K, ROWS, CHOICES)
+        if bias_ptr is not None:
+            _, picked = _picked(x_ptr, row, experts, chosen, there, top, total, SCORE)
+        else:
+            if SCORE == _TOPK_SOFTMAX:
+                picked = _of_chosen(picked, there)
+            if BY_RATIO:
+                picked = picked / total[:, None]
+            picked = tl.where(there, picked, 0.0)
+    tl.store(chosen_ptr + at, chosen.to(tl.int64), there)
     if NORMALIZE:
         picked = picked / (tl.sum(picked, 1) + scalar(eps))[:, None]
-    is_wrong = tl.max(wrong.to(tl.int32), 1)[:, None] > 0
-    tl.store(weights_ptr + at, tl.where(is_wrong, float("nan"), picked * scalar(scale)), there)
+    picked *= scalar(scale)
+    if GIVEN:
+        picked = tl.where(tl.max(wrong.to(tl.int32), 1)[:, None] > 0, float("nan"), picked)
+    tl.store(weights_ptr + at, picked, there)
 
 
 @triton.jit
@@ -264,16 +287,26 @@ def _best_groups(
 
 
 @triton.jit
-def _largest(order, expert, k, ROWS: tl.constexpr, CHOICES: tl.constexpr):
-    """Return the experts of the k largest of each row, in the first k of CHOICES elements."""
+def _largest(order, expert, K: tl.constexpr, ROWS: tl.constexpr, CHOICES: tl.constexpr):
+    """Return the experts of the K largest of each row and their numbers, in the first K of CHOICES elements."""
     j = tl.arange(0, CHOICES)[None, :]
-    chosen = tl.zeros((ROWS, CHOICES), tl.int64)
-    for place in range(k):
-        largest = tl.max(tl.max(order, 2), 1)[:, None, None]
-        at = tl.min(tl.min(tl.where(order == largest, expert, _MANY), 2), 1)
-        chosen = tl.where(j == place, at[:, None].to(tl.int64), chosen)
-        order = tl.where(expert == at[:, None, None], _LOW, order)
-    return chosen
+    chosen, numbers = tl.zeros((ROWS, CHOICES), tl.int32), tl.zeros((ROWS, CHOICES), tl.int32)
+    if K <= _UNROLLED:
+        for place in tl.static_range(K):
+            order, chosen, numbers = _take(order, expert, j, place, chosen, numbers)
+    else:
+        for place in range(K):
+            order, chosen, numbers = _take(order, expert, j, place, chosen, numbers)
+    return chosen, _number(numbers)
+
+
+@triton.jit
+def _take(order, expert, j, place, chosen, numbers):
+    """Move the largest of each row to ``place`` of the chosen."""
+    largest = tl.max(tl.max(order, 2), 1)
+    at = tl.min(tl.min(tl.where(order == largest[:, None, None], expert, _MANY), 2), 1)
+    chosen, numbers = tl.where(j == place, at[:, None], chosen), tl.where(j == place, largest[:, None], numbers)
+    return tl.where(expert == at[:, None, None], _LOW, order), chosen, numbers
 
 
 @triton.jit

@@ -85,6 +85,7 @@ OP = Op(
     differentiable=("x", "residual", "weight", "bias"),
     outputs=("y", "s"),
     empty=empty,
+    addend="residual",
     saved=(Saved("mean", mean), Saved("rstd", rstd)),
     sharding="fusedops.ops.norms.sharding:SHARDING",
     evidence="fusedops.ops.norms.evidence:ADD_LAYER_NORM",

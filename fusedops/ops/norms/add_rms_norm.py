@@ -81,6 +81,7 @@ OP = Op(
     differentiable=("x", "residual", "weight"),
     outputs=("y", "s"),
     empty=empty,
+    addend="residual",
     saved=(Saved("rstd", rstd),),
     sharding="fusedops.ops.norms.sharding:SHARDING",
     evidence="fusedops.ops.norms.evidence:ADD_RMS_NORM",

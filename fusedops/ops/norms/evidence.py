@@ -133,11 +133,11 @@ def add_rms_norm_unfused(a: AddRmsNormArgs) -> tuple[Tensor, Tensor]:
 
 
 def add_rms_norm_min_bytes(a: AddRmsNormArgs) -> Mapping[Any, int]:
-    """Read x and residual, write y and s; read s and both gradients, write both gradients."""
+    """Read x and residual, write y and s; read s and both gradients, write one or, of two dtypes, both."""
     s = promoted(a.x, a.residual)
     return {
         "forward": _row_bytes(a.x, (a.x.dtype, a.residual.dtype, a.x.dtype, s), (a.weight,)),
-        "backward": _row_bytes(a.x, (s, s, a.x.dtype, a.x.dtype, a.residual.dtype), (a.weight,) * 2),
+        "backward": _row_bytes(a.x, (s, s, a.x.dtype, *{a.x.dtype, a.residual.dtype}), (a.weight,) * 2),
     }
 
 
@@ -179,11 +179,11 @@ def add_layer_norm_unfused(a: AddLayerNormArgs) -> tuple[Tensor, Tensor]:
 
 
 def add_layer_norm_min_bytes(a: AddLayerNormArgs) -> Mapping[Any, int]:
-    """Read x and residual, write y and s; read s and both gradients, write both gradients."""
+    """Read x and residual, write y and s; read s and both gradients, write one or, of two dtypes, both."""
     s = promoted(a.x, a.residual)
     return {
         "forward": _row_bytes(a.x, (a.x.dtype, a.residual.dtype, a.x.dtype, s), (a.weight, a.bias)),
-        "backward": _row_bytes(a.x, (s, s, a.x.dtype, a.x.dtype, a.residual.dtype), (a.weight, a.weight, a.bias)),
+        "backward": _row_bytes(a.x, (s, s, a.x.dtype, *{a.x.dtype, a.residual.dtype}), (a.weight, a.weight, a.bias)),
     }
 
 

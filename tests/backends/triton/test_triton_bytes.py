@@ -24,6 +24,7 @@ from fusedops_triton.bias._bias_gelu import gelu_backward, gelu_forward
 from fusedops_triton.norms import _norm_settings
 from fusedops_triton.norms._norm import norm_forward
 from fusedops_triton.norms._norm_backward import norm_backward
+from fusedops_triton.routing._routing import Routing, routing_forward
 from fusedops_triton.softmax._softmax import softmax_backward, softmax_forward
 
 SHAPES = [(2, 3, 4, 64), (2, 3, 5, 100), (2, 2, 3, 2048)]
@@ -231,7 +232,7 @@ def test_a_norm_moves_the_fewest_bytes(
     again = sum(traffic.asked(v) - traffic.distinct(v) for v in (weight, bias) if v is not None)  # from a cache
     assert total(traffic) == forward + values + again
     before, asked = total(traffic), traffic.asked(weight)
-    dtypes = (dtype,) if residual is None else (dtype, dtype)
+    dtypes = (dtype,) if residual is None else (dtype, None)  # autograd gives it to both
     norm_backward(x.clone(), residual, x if s is None else s, mean, rstd, weight, 0.0, dtypes, (weight, bias))
     _launch.clear_layout_caches()
     again = traffic.asked(weight) - asked - weight.nbytes
@@ -244,3 +245,11 @@ def test_rows_of_a_norm_that_do_not_fit_are_read_twice(traffic: Traffic) -> None
     norm_forward(x, None, None, None, 1e-6, 0.0, False, False)
     assert traffic.asked(x) == 2 * x.nbytes
     assert traffic.sizes["stores"] == x.nbytes
+
+
+@needs_loops
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "topk_softmax"])
+def test_routing_reads_the_logits_once(score: str, traffic: Traffic) -> None:
+    x = torch.randn(7, 40).to(torch.bfloat16)
+    routing_forward(x, None, None, Routing(3, score, 1, 1, "top2", True, 1e-20, 1.0))
+    assert traffic.asked(x) == x.nbytes

@@ -280,6 +280,7 @@ def _of_merge() -> dict[str, Case]:
 def check_merge(case: Case, facts: dict[str, Any]) -> None:
     side = "backward" if case["op"].endswith("backward") else "forward"
     assert facts["kernel"] == f"_merge_{side}"
+    assert facts.get("reads_first", True)  # a compiler lifts no read over a store
     # rows by 16 bytes; beside them one lse of each row, and the gradient of one
     assert facts["loads"].get("16", 0) >= 2, facts
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16

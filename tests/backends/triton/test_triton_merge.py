@@ -39,6 +39,24 @@ def test_any_call(shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], swapp
         assert_right("merge_attention", **dict(zip(("out_a", "lse_a", "out_b", "lse_b"), made)))
 
 
+def test_expanded_rows_beside_others_and_numbers_of_parts_without_keys() -> None:
+    """One gradient alone is wanted: the strides of the other one's are none."""
+    numbers = torch.Generator().manual_seed(0)
+    out_a, out_b = torch.randn(1, 1, 1, 16, generator=numbers).expand(2, 3, 5, 16), torch.randn(2, 3, 5, 16)
+    lse_a, lse_b = torch.randn(2, 3, 5, generator=numbers), torch.randn(2, 3, 5, generator=numbers)
+    lse_b[0, 0], lse_a[0, 1] = -math.inf, -math.inf
+    out_b[0, 0], out_b[0, 1, 2] = math.nan, 7.0
+    grads = torch.randn(2, 3, 5, 16, generator=numbers), torch.randn(2, 3, 5, generator=numbers)
+    results = []
+    for backend in ("triton", "eager"):
+        given = [each.detach().requires_grad_() for each in (lse_a, out_b, lse_b)]
+        merged = fusedops.merge_attention(out_a, *given, backend=backend)
+        torch.autograd.backward(merged, grads)
+        results.append([*merged, *(each.grad for each in given)])
+    for got, want in zip(*results):
+        torch.testing.assert_close(got, want)
+
+
 def test_a_row_that_is_too_long_goes_to_the_next_backend() -> None:
     out, lse = torch.randn(2, 4097), torch.randn(2)
     with fusedops.use("triton,eager", fallback="silent"):

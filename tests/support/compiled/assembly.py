@@ -23,6 +23,7 @@ def of_cuda(ptx: str, cubin: bytes) -> dict[str, Any]:
         "spilled": used["STACK"] + used["LOCAL"],  # these kernels have no arrays: what is on the stack was spilled
         "loads": _widths(code, "ld"),
         "stores": _widths(code, "st"),
+        "reads_first": code.rfind("ld.global") < code.find("st.global"),
         "float64": bool(re.search(r"\.f64\b", code)),
         "address_64": bool(re.search(r"\b(?:mul\.lo\.s64|mad\.lo\.s64|mul\.wide)", code)),
     }
