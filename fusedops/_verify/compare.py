@@ -129,6 +129,16 @@ def limits(
     return accepted
 
 
+def is_rounding(op: Op, direction: Direction, result: Tensor, expected: Tensor) -> bool:
+    """Return True where a result is off by no more than the relative part of its tolerance: within any limit."""
+    table = op.evidence.tolerance if direction == "forward" else op.evidence.gradient_tolerance
+    tolerance = table.get(result.dtype)
+    if tolerance is None or result.shape != expected.shape:
+        return False
+    error = (result.detach().cpu().double() - expected).abs_()
+    return bool((error <= tolerance.relative * expected.abs()).all())
+
+
 def within(tolerance: Tolerance, expected: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the limits by a tolerance alone, for numbers of about 1."""
     wide = expected.detach().cpu().double()

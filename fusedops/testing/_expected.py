@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,8 +15,39 @@ from fusedops._contract.evidence import Tolerance
 from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._contract.signature import with_floats
+from fusedops._report.direction import Direction
 from fusedops._verify.compare import difference, limits, within
 from fusedops.testing._empty import empty_outputs, empty_saved
+
+
+class _Limits(Mapping[str, Tensor]):
+    """The limits of results by name. Those of a direction are computed when the first of them is read.
+
+    Args:
+        forward: computes those of the outputs and the saved values.
+        backward: computes those of the gradients.
+    """
+
+    def __init__(
+        self, forward: Callable[[], Mapping[str, Tensor]], backward: Callable[[], Mapping[str, Tensor]]
+    ) -> None:
+        self._make: dict[Direction, Callable[[], Mapping[str, Tensor]]] = {"forward": forward, "backward": backward}
+        self._made: dict[Direction, Mapping[str, Tensor]] = {}
+
+    def _of(self, direction: Direction) -> Mapping[str, Tensor]:
+        if direction not in self._made:
+            with torch.no_grad():
+                self._made[direction] = self._make[direction]()
+        return self._made[direction]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._of("backward" if name.startswith("gradient") else "forward")[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self._of("forward"), self._of("backward"))
+
+    def __len__(self) -> int:
+        return len([*self])
 
 
 @dataclass(frozen=True)
@@ -96,9 +129,10 @@ def expected(
         results = tuple(y.detach() for y in outputs)
         values = {declared.name: value.detach() for declared, value in zip(op.saved, saved)}
         named = dict(zip(inputs, gradients))
-        forward = _forward_limits(op, args, results, values, kernels)
-        backward = _backward_limits(op, args, results, grads, named, values, kernels)
-        return Expected(results, grads, named, values, {**forward, **backward})
+        copies = _copies(args)
+        forward = partial(_forward_limits, op, copies, results, values, kernels)
+        backward = partial(_backward_limits, op, copies, results, grads, named, values, kernels)
+        return Expected(results, grads, named, values, _Limits(forward, backward))
 
 
 def expected_forward(op: Op, args: Sequence[Any], kernels: Sequence[Kernel] = ()) -> Expected:
@@ -108,7 +142,8 @@ def expected_forward(op: Op, args: Sequence[Any], kernels: Sequence[Kernel] = ()
     with torch.no_grad():
         outputs = op.as_tuple(op.reference(*wide))
         values = {declared.name: value for declared, value in zip(op.saved, op.saved_references(wide, outputs))}
-        return Expected(outputs, (), {}, values, _forward_limits(op, args, outputs, values, kernels))
+        make = partial(_forward_limits, op, _copies(args), outputs, values, kernels)
+        return Expected(outputs, (), {}, values, _Limits(make, dict))
 
 
 def random_gradients(op: Op, args: Sequence[Any], outputs: Sequence[Tensor], seed: int = 1) -> list[Tensor]:
@@ -125,6 +160,11 @@ def wide_outputs(op: Op, args: Sequence[Any]) -> tuple[Tensor, ...]:
     """Compute the outputs of a call in float64 on the CPU."""
     with torch.no_grad():
         return op.as_tuple(op.reference(*_wide(op, with_floats(tuple(args), op.float_indices))))
+
+
+def _copies(args: Sequence[Any]) -> list[Any]:
+    """Return copies of the arguments on the CPU: a kernel may write its own before the limits are computed."""
+    return [arg.detach().to("cpu", copy=True) if isinstance(arg, Tensor) else arg for arg in args]
 
 
 def _wide(op: Op, args: Sequence[Any], wanted: Sequence[str] = ()) -> list[Any]:
@@ -169,9 +209,8 @@ def _backward_limits(
     results, likes = [*outputs, *saved.values()], [*empty, *empty_saved(op, args)]
     rounded = [value.to(like.dtype) for value, like in zip(results, likes)]
     rounded_grads = [grad.to(like.dtype) for grad, like in zip(grads, empty)]
-    on_cpu = [arg.detach().cpu() if isinstance(arg, Tensor) else arg for arg in args]
     needs = tuple(name in gradients for name in op.differentiable)
-    backward_args = op.backward_arguments(rounded_grads, rounded, on_cpu, needs)
+    backward_args = op.backward_arguments(rounded_grads, rounded, args, needs)
     dtypes = [getattr(arg, "dtype", None) for name in op.differentiable for arg in [args[op.parameters.index(name)]]]
     own = [each for each in kernels if each.direction == "backward"]
     backward = limits(op, "backward", backward_args, [gradients.get(name) for name in op.differentiable], dtypes, own)

@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance
+from fusedops._contract.rounding import error_bound_of
 from fusedops.dtypes import promoted
-from fusedops.ops.bias.error_bounds import (
-    bias_dropout_add_error_bound,
-    bias_dropout_error_bound,
-    bias_gelu_error_bound,
-    bias_gelu_gradient_error_bound,
-    gradient_error_bound,
-)
+from fusedops.ops.bias import bias_dropout, bias_dropout_add, bias_gelu
 
 _BIAS_SHARDED = "`bias` likewise; replicated where it lacks the dim or its size is 1"
 _GRADIENTS_SHARDED = "of x: as x; of a replicated bias with a sharded x: `Partial`, not yet summed"
+
+
+def _dtype_of_grad(grad: Tensor, *_: object) -> torch.dtype:
+    return grad.dtype
+
+
+def _dtype_of_residual(x: Tensor, bias: Tensor | None, residual: Tensor, *_: object) -> torch.dtype:
+    return residual.dtype
 
 
 def _backward_bytes(x: Any, bias: Any, dtype: torch.dtype, p: float, training: bool) -> int:
@@ -67,17 +70,16 @@ BIAS_DROPOUT = Evidence(
         torch.float16: Tolerance(1e-6, 1e-3),  # one rounding to an 11-bit mantissa
         torch.bfloat16: Tolerance(1e-6, 1.6e-2),  # one rounding to an 8-bit mantissa
         torch.float32: Tolerance(1e-6, 1e-6),
-        torch.float64: Tolerance(1e-12, 1e-12),
+        torch.float64: Tolerance(2e-15, 1e-12),
     },
     gradient_tolerance={
-        # absolute: dbias is a sum over rows in float32, in any order
-        torch.float16: Tolerance(1e-4, 2e-3),
-        torch.bfloat16: Tolerance(1e-4, 1.6e-2),
-        torch.float32: Tolerance(1e-4, 1e-5),
-        torch.float64: Tolerance(1e-11, 1e-12),
+        torch.float16: Tolerance(1e-6, 2e-3),
+        torch.bfloat16: Tolerance(1e-6, 1.6e-2),
+        torch.float32: Tolerance(1e-6, 1e-5),
+        torch.float64: Tolerance(2e-15, 1e-12),
     },
-    error_bound=bias_dropout_error_bound,
-    gradient_error_bound=gradient_error_bound,
+    error_bound=error_bound_of(bias_dropout.reference),
+    gradient_error_bound=error_bound_of(bias_dropout.backward, _dtype_of_grad),
     min_bytes=bias_dropout_min_bytes,
     unfused=bias_dropout_unfused,
     sample=_bias_dropout_sample,
@@ -128,8 +130,8 @@ BIAS_DROPOUT_ADD = Evidence(
     ],
     tolerance=BIAS_DROPOUT.tolerance,
     gradient_tolerance=BIAS_DROPOUT.gradient_tolerance,
-    error_bound=bias_dropout_add_error_bound,
-    gradient_error_bound=gradient_error_bound,
+    error_bound=error_bound_of(bias_dropout_add.reference, rounded_to=_dtype_of_residual),
+    gradient_error_bound=error_bound_of(bias_dropout.backward, _dtype_of_grad),
     min_bytes=bias_dropout_add_min_bytes,
     unfused=bias_dropout_add_unfused,
     sample=_bias_dropout_add_sample,
@@ -195,20 +197,19 @@ BIAS_GELU = Evidence(
         Case("full_bias", {"x": (16, 256), "bias": (16, 256)}, "a bias of x's own shape"),
     ],
     tolerance={
-        torch.float16: Tolerance(2e-6, 1e-3),  # one rounding to an 11-bit mantissa
-        torch.bfloat16: Tolerance(2e-6, 1.6e-2),  # one rounding to an 8-bit mantissa
-        torch.float32: Tolerance(2e-6, 1.3e-6),  # the sigmoid form of tanh is within 5e-7
-        torch.float64: Tolerance(1e-12, 1e-12),
+        torch.float16: Tolerance(1e-6, 1e-3),  # one rounding to an 11-bit mantissa
+        torch.bfloat16: Tolerance(1e-6, 1.6e-2),  # one rounding to an 8-bit mantissa
+        torch.float32: Tolerance(1e-6, 1.3e-6),  # the sigmoid form of tanh is within 5e-7
+        torch.float64: Tolerance(2e-15, 1e-12),
     },
     gradient_tolerance={
-        # absolute: dbias is a sum over rows in float32, in any order
-        torch.float16: Tolerance(1e-4, 2e-3),
-        torch.bfloat16: Tolerance(1e-4, 1.6e-2),
-        torch.float32: Tolerance(1e-4, 1e-5),
-        torch.float64: Tolerance(1e-11, 1e-12),
+        torch.float16: Tolerance(1e-6, 2e-3),
+        torch.bfloat16: Tolerance(1e-6, 1.6e-2),
+        torch.float32: Tolerance(1e-6, 1e-5),
+        torch.float64: Tolerance(2e-15, 1e-12),
     },
-    error_bound=bias_gelu_error_bound,
-    gradient_error_bound=bias_gelu_gradient_error_bound,
+    error_bound=error_bound_of(bias_gelu.reference),
+    gradient_error_bound=error_bound_of(bias_gelu.backward),
     min_bytes=bias_gelu_min_bytes,
     unfused=bias_gelu_unfused,
     sample=_bias_gelu_sample,

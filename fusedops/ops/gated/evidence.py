@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance
+from fusedops._contract.rounding import error_bound_of
 from fusedops.dtypes import promoted
-from fusedops.ops.gated.error_bounds import (
-    geglu_error_bound,
-    geglu_gradient_error_bound,
-    swiglu_error_bound,
-    swiglu_gradient_error_bound,
-)
+from fusedops.ops.gated import geglu, swiglu
 from fusedops.ops.gated.formulas import split
 
 
@@ -61,20 +57,20 @@ SWIGLU = Evidence(
         Case("ragged_packed", {"gate": (3, 5, 66), "interleaved": True}, "rows of 33 pairs"),
     ],
     tolerance={
-        torch.float16: Tolerance(1e-3, 1e-3),  # one rounding to an 11-bit mantissa
-        torch.bfloat16: Tolerance(1e-2, 1.6e-2),  # one rounding to an 8-bit mantissa
-        torch.float32: Tolerance(2e-6, 2e-6),  # exp, a division and three products, each within 1e-7
-        torch.float64: Tolerance(1e-12, 1e-12),
+        torch.float16: Tolerance(1e-6, 1e-3),  # one rounding to an 11-bit mantissa
+        torch.bfloat16: Tolerance(1e-6, 1.6e-2),  # one rounding to an 8-bit mantissa
+        torch.float32: Tolerance(1e-6, 2e-6),  # exp, a division and three products, each within 1e-7
+        torch.float64: Tolerance(2e-15, 1e-12),
     },
     gradient_tolerance={
         # absolute: near gate = -1.28, where the slope is 0, the terms of size grad * up cancel
-        torch.float16: Tolerance(2e-3, 1e-3),
-        torch.bfloat16: Tolerance(2e-2, 1.6e-2),
-        torch.float32: Tolerance(2e-5, 3e-6),
-        torch.float64: Tolerance(1e-11, 1e-12),
+        torch.float16: Tolerance(1e-6, 1e-3),
+        torch.bfloat16: Tolerance(1e-6, 1.6e-2),
+        torch.float32: Tolerance(1e-6, 3e-6),
+        torch.float64: Tolerance(2e-15, 1e-12),
     },
-    error_bound=swiglu_error_bound,
-    gradient_error_bound=swiglu_gradient_error_bound,
+    error_bound=error_bound_of(swiglu.reference),
+    gradient_error_bound=error_bound_of(swiglu.backward),
     min_bytes=_min_bytes,
     unfused=swiglu_unfused,
     sample=_swiglu_sample,
@@ -127,19 +123,19 @@ GEGLU = Evidence(
     ],
     tolerance={
         # absolute: 1 + erf cancels for a negative gate; the tests have up to 15 in up
-        torch.float16: Tolerance(1e-3, 1e-3),  # one rounding to an 11-bit mantissa
-        torch.bfloat16: Tolerance(1e-2, 1.6e-2),  # one rounding to an 8-bit mantissa
-        torch.float32: Tolerance(1e-5, 2e-6),
-        torch.float64: Tolerance(1e-12, 1e-12),
+        torch.float16: Tolerance(1e-6, 1e-3),  # one rounding to an 11-bit mantissa
+        torch.bfloat16: Tolerance(1e-6, 1.6e-2),  # one rounding to an 8-bit mantissa
+        torch.float32: Tolerance(1e-6, 2e-6),
+        torch.float64: Tolerance(2e-15, 1e-12),
     },
     gradient_tolerance={
-        torch.float16: Tolerance(2e-3, 1e-3),
-        torch.bfloat16: Tolerance(2e-2, 1.6e-2),
-        torch.float32: Tolerance(3e-5, 3e-6),
-        torch.float64: Tolerance(1e-11, 1e-12),
+        torch.float16: Tolerance(1e-6, 1e-3),
+        torch.bfloat16: Tolerance(1e-6, 1.6e-2),
+        torch.float32: Tolerance(1e-6, 3e-6),
+        torch.float64: Tolerance(2e-15, 1e-12),
     },
-    error_bound=geglu_error_bound,
-    gradient_error_bound=geglu_gradient_error_bound,
+    error_bound=error_bound_of(geglu.reference),
+    gradient_error_bound=error_bound_of(geglu.backward),
     min_bytes=_min_bytes,
     unfused=geglu_unfused,
     sample=_geglu_sample,
