@@ -10,14 +10,6 @@ import megatron_layers
 import megatron_peer
 import pytest
 import torch
-from small_calls import no_call_is_small
-
-
-@pytest.fixture(autouse=True)
-def ops_compute_small_calls() -> Iterator[None]:
-    """Let the ops compute the small calls of applied models, which would be left to torch."""
-    with no_call_is_small():
-        yield
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 from model_families import FAMILIES, VOCABULARY, Family
-from small_calls import calls_may_be_small
 from torch import Tensor, nn
 
 from fusedops.errors import FusedOpsWarning
@@ -24,11 +22,9 @@ SIZES = ((2, 3, 2), (3, 21, 12), (5, 60, 31))  # the batch, the length, the leng
 
 
 @pytest.fixture(autouse=True)
-def sizes_are_compared(ops_compute_small_calls: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have sizes of these tests on both sides of each number that a call's size is compared with."""
+def sizes_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have sizes of these tests on both sides of the number that a call's size is compared with."""
     monkeypatch.setattr(_recomputed, "LEAST", 20_000)
-    with calls_may_be_small():
-        yield
 
 
 class Result(nn.Module):

@@ -11,13 +11,10 @@ from error_calls import INVALID
 from error_texts import Table
 from gguf_bytes import parts
 from gguf_files import llama, write
-from small_calls import calls_may_be_small
 from torch import nn
 
-import fusedops
 from fusedops import FusedOpsWarning
 from fusedops._dispatch.registered import registration
-from fusedops.integrations._small import calls_left_to_torch
 from fusedops.integrations.transformers import apply, attention_forward, from_gguf, quantize, softmax_forward
 from fusedops.integrations.transformers._loss.head import Head
 from fusedops.integrations.transformers._replacement import replace
@@ -63,15 +60,6 @@ def head_of_func() -> Any:
     head = nn.Linear(2, 3)
     replace(head, Head())
     return torch.func.grad(lambda x: head(x).sum())(torch.ones(1, 2))
-
-
-def a_small_call() -> None:
-    fusedops.reset_stats()
-    with calls_may_be_small():
-        calls = calls_left_to_torch("layer_norm", torch.zeros(2, 4), 8)
-    assert calls is not None
-    next(calls)
-    raise LookupError(fusedops.stats().counts[0].refused[0].reason)
 
 
 def a_file(format: str = "Q8_0", begin: int = 0, end: int | None = None, **options: Any) -> Any:
@@ -146,7 +134,6 @@ pin("logits of changed weights", lambda: used_logits(changed=True), INVALID)
 pin("logits of another shape", reshaped_logits, INVALID)
 pin("a head of func", head_of_func, FusedOpsWarning)
 pin("softcap", lambda: attention(softcap=30.0), FusedOpsWarning)
-pin("a small call", a_small_call, LookupError, form="to fix")
 pin("nothing", lambda: apply(nn.Identity()), FusedOpsWarning, form="nothing is replaced; found no")
 pin("a format", lambda: quantize(nn.Identity(), format="Q4"), INVALID)
 pin("one name to skip", lambda: quantize(nn.Identity(), skip="lm_head"), INVALID)

@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from copy import copy
 from functools import partial
 from typing import Any
@@ -68,11 +67,6 @@ def counting(kernel: PreparedKernel, refused: tuple[Refusal, ...], device_type: 
     result.count = row.calls
     result.first_use = partial(_report_first_use, event)
     return result
-
-
-def count_of_others(op: str, by: str, why: Refusal) -> Iterator[int]:
-    """Return the counter of the calls of an op that are no kernel's, but computed ``by`` another function."""
-    return _row(op, "forward", by, (why,)).calls
 
 
 def _row(op: str, direction: Direction, backend: str, refused: tuple[Refusal, ...]) -> _Row:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from model_families import FAMILIES
-from small_calls import no_call_is_small
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -50,7 +49,6 @@ def split(model: Any, mesh: DeviceMesh) -> None:
             parallelize_module(part, mesh, plan)
 
 
-@no_call_is_small()
 def equals_one_process(spread: Callable[[Any, DeviceMesh], None], first: bool, mesh: DeviceMesh) -> None:
     """Compare the losses of a model that is spread over the ranks, before or after apply, with those of one process."""
     family, generator = FAMILIES["Llama"], torch.Generator().manual_seed(7)

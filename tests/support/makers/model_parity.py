@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from model_family import Family, encoder_inputs, narrowed
-from small_calls import no_call_is_small
 from torch import Tensor
 
 from fusedops.integrations.transformers import apply
@@ -28,7 +27,6 @@ def has_tokens(family: Family) -> bool:
 
 
 @torch.no_grad()
-@no_call_is_small()
 def parity(family: Family) -> dict[str, ModelComparison | None]:
     """Compare the models of a family in each of the ``WAYS``; None where it has no such way.
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import (
     sdpa_attention_forward,  # pyright: ignore[reportUnknownVariableType]
 )
@@ -26,7 +25,6 @@ from fusedops._report.user_frame import user_stack_level
 from fusedops._torch import TENSOR_TYPES, autocasts, is_traced, is_transformed
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._sinks import with_sinks
-from fusedops.integrations._small import calls_left_to_torch
 from fusedops.integrations.transformers._attention.packed_mask import PackedMask
 from fusedops.integrations.transformers._attention.paged import PAGED, is_paged, of_paged_cache
 from fusedops.integrations.transformers._attention.sequences import attention_of_sequences
@@ -35,10 +33,8 @@ from fusedops.integrations.transformers._attention.sparse import with_chosen_key
 ATTENTION, SOFTMAX = "fusedops", "fusedops_softmax"
 _attributes = object.__getattribute__  # that of a config of transformers takes 0.6 us, its output_attentions 1.3
 _OPTIONS = {*PAGED, "indices", "block_indices", "softcap", "position_bias", "output_attentions"}
-_BEYOND_TORCH = {*_OPTIONS, "s_aux"}
 _FUSED_DROPOUT = {"cuda"}  # where torch's fused kernels of attention take a dropout
 _MANY_SCORES = 65_536
-_MOST_OF_KEYS = 65_536  # elements of a small call: of one query over more, torch's attention takes longer
 
 
 def attention_forward(
@@ -82,10 +78,6 @@ def attention_forward(
     # every call that can be left out counts: the weights that are read between two layers evict this code from the
     # cache, and a call then takes some ten times as long as in a loop
     probabilities = _gives_probabilities(module)
-    if not probabilities:
-        small = _of_small_call(module, query, key, value, attention_mask, dropout, scaling, is_causal, kwargs)
-        if small is not None:
-            return small, None
     reason = None
     if probabilities or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
         options = {"output_attentions": probabilities, **kwargs}
@@ -146,8 +138,7 @@ def softmax_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the attention of a module of transformers by :func:`fusedops.scaled_masked_softmax`.
 
-    Args and Returns are those of :func:`attention_forward`. The probabilities are returned, but for a small call with a
-    ``position_bias`` and without a gradient where no ``output_attentions`` asks for them.
+    Args and Returns are those of :func:`attention_forward`; the probabilities are returned.
 
     >>> q = torch.zeros(1, 2, 3, 4)
     >>> softmax_forward(torch.nn.Identity(), q, q, q, None)[1][0, 0]
@@ -161,13 +152,6 @@ def softmax_forward(
             f"a mask; to fix: set_attn_implementation({ATTENTION!r}), which takes one, or another implementation"
         )
     position_bias: Tensor | None = kwargs.get("position_bias")
-    if position_bias is not None and not _gives_probabilities(module):
-        rest = {**kwargs, "position_bias": None}
-        small = _of_small_call(
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, rest, position_bias
-        )  # fmt: skip
-        if small is not None:
-            return small, None
     query, key, value = _of_one_dtype(query, key, value)
     causal = attention_mask is None and _is_causal(module, query, is_causal)
     attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
@@ -216,47 +200,6 @@ def _gives_probabilities(module: Any) -> bool:
     return config is not None and bool(_attributes(config, "__dict__").get("_output_attentions"))
 
 
-def _of_small_call(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    is_causal: bool | None,
-    kwargs: dict[str, Any],
-    bias: Tensor | None = None,
-) -> Tensor | None:
-    """Return the attention of a small call that needs no option, by torch's function, or None for any other call.
-
-    A call with a bias is small where it has one query.
-    """
-    if not _BEYOND_TORCH.isdisjoint(kwargs) and any(_is_set(kwargs.get(name)) for name in _BEYOND_TORCH):
-        return None
-    if mask is None:
-        if kwargs.get("sliding_window") is not None:
-            return None
-    elif mask.dtype is not torch.bool or isinstance(mask, PackedMask):
-        return None
-    queries, keys = query.shape, key.shape
-    op = "attention" if bias is None else "scaled_masked_softmax"
-    calls = calls_left_to_torch(op, query, query.numel() * keys[2])
-    if calls is None or keys != value.shape or keys[0] != queries[0] or key.numel() >= _MOST_OF_KEYS:
-        return None
-    if bias is not None:
-        if queries[2] != 1 or bias.dtype != query.dtype:
-            return None
-        bias = bias if bias.shape[-1] == keys[2] else bias[..., : keys[2]]
-        mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
-    next(calls)
-    causal = mask is None and _is_causal(module, query, is_causal)  # torch's too sees the keys up to each query's own
-    out = scaled_dot_product_attention(
-        query, key, value, mask, dropout, causal, scale=scaling, enable_gqa=queries[1] != keys[1]
-    )
-    return out.transpose(1, 2).contiguous()
-
-
 def _reason_for_softmax(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> str | None:
     """Return what fusedops.attention has no parameter for, or None."""
     if dropout > 0:
@@ -274,10 +217,6 @@ def _fix(dropout: float) -> str:
     if dropout > 0:
         return "set the dropout of attention in the model's config, such as attention_probs_dropout_prob, to 0"
     return "leave it out"
-
-
-def _is_set(option: Any) -> bool:
-    return option is not None and option is not False
 
 
 def _is_additive(mask: Tensor | None) -> bool:

@@ -15,14 +15,7 @@ from torch.nn import Module
 from fusedops import ops
 from fusedops._torch import autocasts
 from fusedops.dtypes import compute_dtype, promoted
-from fusedops.integrations._small import calls_left_to_torch
-from fusedops.integrations.transformers._replacement import (
-    SETTINGS,
-    Replaced,
-    Replacement,
-    own_body,
-    own_class,
-)
+from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import (
     called,
@@ -55,11 +48,6 @@ class Norm(Replacement):
     result: Result
     wide_under_autocast: bool
 
-    @property
-    def mixin(self) -> type[Replaced]:
-        """Return the class that asks whether a call is small, where torch has one function for the norm."""
-        return _ReplacedLayerNorm if self.op == "layer_norm" else Replaced
-
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the norm of the one argument."""
         (x,) = (*args, *kwargs.values())
@@ -82,21 +70,6 @@ class Norm(Replacement):
     def scale(self, weight: Tensor | None) -> Tensor | None:
         """Return the factor of a layer_norm, which has no offset of its own."""
         return weight if weight is None or self.offset == 0 else weight + self.offset
-
-
-class _ReplacedLayerNorm(Replaced):
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave a small call to torch, before a frame of Python that it does not need."""
-        norm: Norm | None = self.__dict__.get(SETTINGS)
-        if norm is not None and norm.eps is not None and len(args) == 1:
-            (x,), parameters = args, self.__dict__["_parameters"]
-            weight, bias = parameters.get("weight"), parameters.get("bias")  # None too where a wrapper keeps them
-            if norm.has_weight is (weight is not None) and norm.has_bias is (bias is not None):
-                calls = calls_left_to_torch("layer_norm", x, x.numel())
-                if calls is not None and (weight is None or weight.dtype is x.dtype):
-                    next(calls)
-                    return torch.layer_norm(x, x.shape[-1:], norm.scale(weight), bias, norm.eps)
-        return super().forward(*args, **kwargs)
 
 
 def _parameter(module: Any, name: str) -> Any:
