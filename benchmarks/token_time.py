@@ -51,9 +51,9 @@ class _Part(NamedTuple):
     functions: tuple[str, ...] = ()
 
 
-# the first that fits; a call of a kernel is a line of `call` or of `run`
+# the first that fits; a call of a kernel is a line of `run`
 PARTS = (
-    _Part("fusedops, kernels", ("_dispatch/call.py", "_dispatch/serve.py"), ("call", "run")),
+    _Part("fusedops, kernels", ("_dispatch/serve.py",), ("run",)),
     _Part("fusedops, in Python", ("/fusedops/", "<fusedops: a comparison")),
     _Part("fusedops, kernels", ("/fusedops_cpu/", "/fusedops_sdpa/")),
     _Part("transformers, cache", ("transformers/cache_utils.py",)),

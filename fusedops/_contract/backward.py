@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from fusedops._contract.constraint import compiled
 from fusedops._contract.values import Saved
 
 Getter = Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -43,7 +41,8 @@ class BackwardCall:
         differentiable: the parameters for which backward returns a gradient, in order.
         passed_through: the parameter whose gradient is the output's, or None.
         identity: True where the first parameter's gradient equals the output's; or None.
-        addend: a parameter that is added to the first one, whose gradient is the same but for its dtype; or None.
+        addend: the second differentiable parameter, if it is added to the first: its gradient is the same but for its
+            dtype; or None.
     """
 
     def __init__(
@@ -85,69 +84,25 @@ class BackwardCall:
         self.saved_indices = tuple(index for index, name in enumerate(self.kept_tensors) if name in saved_names)
         scalars = [name for name in kept if name in parameters and name not in is_tensor]
         self.tensors = _getter([available.index(name) for name in self.kept_tensors])
-        self._op = op
-        self._names = names
-        self._parameters = parameters
-        self._differentiable = differentiable
         self._scalar_names = scalars
-        self._values = (*scalars, *dtypes)
         dtype_indices = [parameters.index(name.removesuffix("_dtype")) for name in dtypes]
         self.values = _with_dtypes(_getter([available.index(name) for name in scalars]), dtype_indices)
         order = [*self.grads, *self.kept_tensors, *scalars, *dtypes, "needs", "reuse"]
         self.reuses = "reuse" in names
         self._reuse_index = list(names).index("reuse") if self.reuses else -1
-        self.arguments_of = _getter([order.index(name) for name in names])
-        self._traceable_arguments_of = _traceable_getter([order.index(name) for name in names])
-        self._without_needs = _traceable_getter([order.index(name) for name in names if name not in _FLAGS])
-        self._gradient_indices = [parameters.index(name) for name in differentiable]
         self._passed_index = -1 if passed_through is None else parameters.index(passed_through)
-        self._identity, self._addend = identity, addend
-        self._count = len(parameters)
-        self._single = len(differentiable) == 1
-
-    @cached_property
-    def assemble_gradients(self) -> Callable[..., tuple[Any, ...]]:
-        """The backward of an autograd node: :meth:`gradients`, generated for the op, in half the time.
-
-        Takes a function that counts a call and returns the kernel, the gradients of the outputs, the kept tensors, the
-        values, ``ctx.needs_input_grad`` (of a node whose first argument is not one of the op) and ``reuse``.
-        """
-        gradients = {name: f"_d_{name}" for name in self._differentiable}
-        wanted = {name: f"_wanted[{index}]" for index, name in enumerate(self._parameters, 1)}
-        first = self._differentiable[0]
-        lines = [
-            f"{', '.join(names)}, = {sequence}"
-            for sequence, names in (("_grads", self.grads), ("_tensors", self.kept_tensors), ("_values", self._values))
-            if names
-        ]
-        if self._identity is not None:
-            identity_args = [name for name in self._names if name not in _FLAGS]
-            lines.append(f"_same = {wanted[first]} and _identity({', '.join(identity_args)})")
-            wanted[first] = f"{wanted[first]} and not _same"
-        if self._addend is not None:
-            dtypes = f"{self.grads[0]}.dtype is {self._addend}_dtype"
-            lines.append(f"_twice = {wanted[first]} and {wanted[self._addend]} and {dtypes}")
-            wanted[self._addend] = f"{wanted[self._addend]} and not _twice"
-        flags = {"needs": "_needs", "reuse": "_reuse"}
-        lines += [
-            f"_needs = ({', '.join(wanted[name] for name in self._differentiable)},)",
-            f"{' = '.join(gradients.values())} = None",
-            "if True in _needs:",
-            f"    {', '.join(gradients.values())}{'' if self._single else ','} = "
-            f"_counted()({', '.join(flags.get(name, name) for name in self._names)})",
-        ]
-        if self._identity is not None:
-            lines += ["if _same:", f"    {gradients[first]} = {self.grads[0]}"]
-        if self._addend is not None:
-            lines += ["if _twice:", f"    {gradients[self._addend]} = {gradients[first]}"]
-        if self._passed_index >= 0:
-            passed = self._parameters[self._passed_index]
-            gradients[passed] = f"{self.grads[0]} if {wanted[passed]} else None"
-        lines.append(f"return None, {', '.join(gradients.get(name, 'None') for name in self._parameters)}")
-        source = "\n    ".join(
-            ["def assemble_gradients(_counted, _grads, _tensors, _values, _wanted, _reuse):", *lines, ""]
+        result_indices = {name: 2 + index for index, name in enumerate(differentiable)}  # after None and what is passed
+        indices = (
+            [parameters.index(name) for name in differentiable],
+            [order.index(name) for name in names],
+            [result_indices.get(name, int(name == passed_through)) for name in parameters],
         )
-        return compiled(source, f"the gradients of {self._op}", {"_identity": self._identity})["assemble_gradients"]
+        self._getters = tuple(map(_getter, indices))
+        self._traceable = tuple(map(_traceable_getter, indices))
+        self.arguments_of = self._getters[1]
+        self._without_needs = _traceable_getter([order.index(name) for name in names if name not in _FLAGS])
+        self._identity = identity
+        self._addend_dtype = None if addend is None else [*scalars, *dtypes].index(f"{addend}_dtype")
 
     def arguments(
         self, grads: Sequence[Any], tensors: Sequence[Any], values: Sequence[Any], needs: tuple[bool, ...]
@@ -187,8 +142,8 @@ class BackwardCall:
         run: Callable[[tuple[Any, ...]], Any],
         look_at_values: bool = True,
         reuse: bool = False,
-    ) -> list[Any]:
-        """Return one gradient for each parameter of the op, None where it has none or it is not wanted.
+    ) -> tuple[Any, ...]:
+        """Return one gradient for each parameter of the op, None where it has none. One that is not wanted is not read.
 
         Args:
             grads: the gradients of the outputs.
@@ -200,23 +155,25 @@ class BackwardCall:
             look_at_values: False in a trace, whose values ``identity`` must not read.
             reuse: True where the saved values are not used again.
         """
-        gradients: list[Any] = [None] * self._count
-        if self._passed_index >= 0 and wanted[self._passed_index]:
-            gradients[self._passed_index] = grads[0]
-        needs = tuple([wanted[index] for index in self._gradient_indices])
+        needs_of, arguments_of, of_parameters = self._traceable if is_dynamo_compiling() else self._getters
+        needs = needs_of(wanted)
+        is_same = is_twice = False
         if self._identity is not None and needs[0] and look_at_values:
-            inputs = (*grads, *tensors, *values)
-            if self._identity(*self._without_needs(inputs)):
-                gradients[self._gradient_indices[0]] = grads[0]
-                needs = (False, *needs[1:])
+            is_same = self._identity(*self._without_needs((*grads, *tensors, *values)))
+            needs = (not is_same, *needs[1:])
+        elif self._addend_dtype is not None and needs[0] and needs[1]:
+            is_twice = grads[0].dtype is values[self._addend_dtype]
+            needs = (True, not is_twice, *needs[2:])
+        computed: Sequence[Any] = (None,) * len(needs)
         if True in needs:
-            arguments_of = self._traceable_arguments_of if is_dynamo_compiling() else self.arguments_of
-            computed = run(arguments_of((*grads, *tensors, *values, needs, reuse)))
-            results = (computed,) if self._single else computed
-            for index, need, gradient in zip(self._gradient_indices, needs, results):
-                if need:
-                    gradients[index] = gradient
-        return gradients
+            results = run(arguments_of((*grads, *tensors, *values, needs, reuse)))
+            computed = (results,) if len(needs) == 1 else results
+        if is_same:
+            computed = (grads[0], *computed[1:])
+        elif is_twice:
+            computed = (computed[0], computed[0], *computed[2:])
+        passed = grads[0] if self._passed_index >= 0 and wanted[self._passed_index] else None
+        return of_parameters((None, passed, *computed))
 
 
 def _getter(indices: list[int]) -> Getter:

@@ -12,7 +12,7 @@ from torch import Tensor, is_grad_enabled
 
 from fusedops._dispatch.backward.batched import run_batched
 from fusedops._dispatch.backward.held import is_held
-from fusedops._dispatch.backward.saved_sizes import SavedMetadata, are_like, changed_error, differ, sizes_of
+from fusedops._dispatch.backward.saved_sizes import changed_error, differ, sizes_of
 from fusedops._torch import (
     graph_is_kept,
     is_dynamo_compiling,
@@ -32,14 +32,14 @@ class OpFunction(torch.autograd.Function):
     """The autograd Function of an op. Each op has a subclass, for the name of its ``grad_fn``.
 
     Its first argument is a tuple, for each argument of ``apply`` costs 0.1 us: the op; ``forward``, a function that
-    returns what a forward kernel does; ``backward``; ``plain``, True where the tensors are plain; what a call like a
-    recent one saves, or None. Then come the op's arguments. For plain tensors ``backward`` is the kernel that was
-    selected along with forward's. For others it is a function that calls the registered op of backward.
+    returns what a forward kernel does; ``backward``; ``plain``, True where the tensors are plain. Then come the op's
+    arguments. For plain tensors ``backward`` is the kernel that was selected along with forward's. For others it is a
+    function that calls the registered op of backward.
     """
 
     @staticmethod
-    def forward(ctx: Any, kernels: tuple[Op, Any, Any, bool, SavedMetadata | None], *args: Any) -> Any:
-        op, forward, _, plain, before = kernels
+    def forward(ctx: Any, kernels: tuple[Op, Any, Any, bool], *args: Any) -> Any:
+        op, forward, _, plain = kernels
         call = op.backward_call
         # a hook may keep the tensors that it is given
         reuse = plain and call.reuses and saved_tensors_hooks(True) is None
@@ -50,8 +50,7 @@ class OpFunction(torch.autograd.Function):
         if op.integers:
             ctx.mark_non_differentiable(*outputs[len(op.with_gradient) :])
         if plain:
-            saved = sizes_of(tensors) if before is None else before.sizes_of(call.kept_tensors, tensors)
-            ctx.rest = kernels, call.values(args), reuse, saved
+            ctx.rest = kernels, call.values(args), reuse, sizes_of(tensors)
         else:
             ctx.set_materialize_grads(False)  # torch's zeros for a DTensor are a plain tensor
             ctx.rest = kernels, call.values(args), reuse, [_zeros_of(y) for y in op.as_tuple(outputs)]
@@ -61,13 +60,12 @@ class OpFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         kernels, values, reuse, of_forward = ctx.rest
         op: Op = kernels[0]
-        backward, plain = kernels[2:4]
+        backward, plain = kernels[2:]
         call, tensors, compiling = op.backward_call, ctx.saved_tensors, is_dynamo_compiling()
         if op.integers:
             grads = grads[: len(op.with_gradient)]
         if plain:
-            # compiled autograd cannot trace what are_like calls
-            if (compiling or not are_like(tensors, of_forward)) and differ(tensors, of_forward, grads[0]):
+            if differ(tensors, of_forward, grads[0]):
                 raise changed_error(op, tensors, of_forward, grads[0])
             run = backward.run
         else:
@@ -84,15 +82,11 @@ class OpFunction(torch.autograd.Function):
         elif plain and compiling:
             reuse = False
             run = partial(_run_registered, op, backward.backend)
-        else:
-            if reuse:
-                reuse = not graph_is_kept() and not is_held(ctx, tensors, call.saved_indices)
-            if plain:
-                return call.assemble_gradients(backward.counted, grads, tensors, values, ctx.needs_input_grad, reuse)
+        elif reuse:
+            reuse = not graph_is_kept() and not is_held(ctx, tensors, call.saved_indices)
         # a number of a trace is a tensor, at which backward must not look
         look = plain or not any(isinstance(value, Tensor) for value in values)
-        wanted = ctx.needs_input_grad[1:]
-        return None, *call.gradients(grads, tensors, values, wanted, run, look_at_values=look, reuse=reuse)
+        return None, *call.gradients(grads, tensors, values, ctx.needs_input_grad[1:], run, look, reuse)
 
 
 _Run = Callable[[tuple[Any, ...]], Any]
@@ -104,7 +98,6 @@ def apply(
     backward: PreparedKernel | _Run,
     plain: bool,
     args: Sequence[Any],
-    before: SavedMetadata | None = None,
 ) -> Any:
     """Compute a call whose gradient is wanted.
 
@@ -113,15 +106,17 @@ def apply(
         forward: returns what a forward kernel does, from the op's arguments (and ``save``, where the op saves values).
         backward: the kernel of the gradient; for tensors that are not plain, a function of backward's arguments.
         plain: True where every tensor is plain.
-        args: all arguments.
-        before: what a call like this one saved before, of a recent call.
+        args: all arguments, :func:`unwrapped`.
 
     Returns:
         What the public function returns.
     """
-    if before is None:  # no recent call has a tensor of a functorch transform that has ended
-        args = [unwrap_if_dead(arg) if isinstance(arg, Tensor) else arg for arg in args]
-    return _apply_of(op)((op, forward, backward, plain, before), *args)
+    return _apply_of(op)((op, forward, backward, plain), *args)
+
+
+def unwrapped(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with the tensor in each wrapper of a functorch transform that has ended."""
+    return tuple([unwrap_if_dead(arg) if isinstance(arg, Tensor) else arg for arg in args])
 
 
 @cache

@@ -14,8 +14,8 @@ from fusedops._contract.plain_argument import PlainFloat
 from fusedops._contract.signature import with_floats
 from fusedops._dispatch.other_calls import raise_or_record, serve_other_tensors
 from fusedops._dispatch.registered.registration import call_registered
-from fusedops._dispatch.serve import look_up, run, serve
-from fusedops._torch import dispatch_modes, forward_ad, functorch_level, is_dynamo_compiling, is_jit_tracing
+from fusedops._dispatch.serve import serve, serve_again
+from fusedops._torch import dispatch_modes, is_dynamo_compiling, is_jit_tracing, is_transformed
 
 if TYPE_CHECKING:
     from fusedops._contract.op import Op
@@ -43,23 +43,9 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     """
     if is_dynamo_compiling():
         return call_registered(op, args, backend)
-    recent = None
-    try:
-        plan = look_up(op, args[0], backend)[2]
-        if plan is not None and forward_ad._current_level < 0:  # pyright: ignore[reportPrivateUsage]  # not compared
-            for each in plan.recent:
-                if each.is_like(*args):
-                    recent = each
-                    break
-    except (AttributeError, TypeError, ValueError, RuntimeError):  # an invalid argument or policy: reported below
-        plan = None
-    if plan is not None and recent is not None:  # checked before, and not traced or transformed now
-        _, kernel, wants_gradient, backward, before = recent
-        if op.prepare_args is not None:  # op.prepared(args), inlined
-            args = op.prepare_args(args)
-        if not wants_gradient and not op.saved:  # run(), inlined
-            return kernel.counted()(*args)
-        return run(op, plan, kernel, args, wants_gradient, backward, before)
+    results = serve_again(op, args, backend)
+    if results is not None:
+        return results
     if is_jit_tracing():
         return call_registered(op, args, backend)
     try:
@@ -70,7 +56,6 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
         if isinstance(violated, PlainFloat):  # the last condition: the call is valid but for an integer
             return call(op, with_floats(args, op.float_indices), backend)
         return serve_other_tensors(op, args, backend, violated)
-    # is_transformed(), inlined
-    if functorch_level() is not None or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+    if is_transformed():
         return op.reference(*op.prepared(args))
     return serve(op, args, backend)

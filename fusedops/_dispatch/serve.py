@@ -12,13 +12,36 @@ from torch import Tensor, is_grad_enabled
 from fusedops._dispatch import autograd
 from fusedops._dispatch.selection.recent import MOST, with_call
 from fusedops._policy import context
+from fusedops._torch import forward_ad
 
 if TYPE_CHECKING:
     from fusedops._contract.op import Op
-    from fusedops._dispatch.backward.saved_sizes import SavedMetadata
     from fusedops._dispatch.selection.plan import Plan
     from fusedops._plugins.record import PreparedKernel
     from fusedops._policy.context import ActivePolicy
+
+
+def serve_again(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
+    """Serve a call like a recent one of its plan, without a check of its arguments; return None for any other call.
+
+    A recent call was on plain tensors, and the comparison sees traces, modes and transforms, but not forward mode. The
+    frames of this function and of :func:`run` take 0.1 us.
+    """
+    try:
+        plan = look_up(op, args[0], backend)[2]
+        if plan is None or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+            return None
+        for recent in plan.recent:
+            if recent[0](*args):
+                break
+        else:
+            return None
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # an invalid argument or policy: reported later
+        return None
+    _, kernel, wants_gradient, backward = recent
+    if op.prepare_args is not None:  # prepared(), without its frame
+        args = op.prepare_args(args)
+    return run(op, plan, kernel, args, wants_gradient, backward)
 
 
 def serve(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
@@ -40,6 +63,8 @@ def serve(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     kernel = select(plan, args)
     prepared = op.prepared(args)  # after the selection: a call that is not served draws no random number
     wants_gradient = wants_gradient_of(op, args)
+    if wants_gradient:
+        prepared = autograd.unwrapped(prepared)
     backward = _backward_kernel(op, plan, kernel, prepared) if wants_gradient and is_grad_enabled() else None
     if kernel is plan.first:
         shapes = [args[index].shape for index in op.gradient_indices if args[index] is not None]
@@ -52,7 +77,8 @@ def serve(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
 
 def wants_gradient_of(op: Op, args: tuple[Any, ...]) -> bool:
     """Return True where a tensor that the op differentiates requires a gradient."""
-    return any(args[index] is not None and args[index].requires_grad for index in op.gradient_indices)
+    # not any(...): a generator costs 0.4 us
+    return True in [args[index].requires_grad for index in op.gradient_indices if args[index] is not None]
 
 
 def run(
@@ -62,13 +88,13 @@ def run(
     args: tuple[Any, ...],
     wants_gradient: bool,
     backward: PreparedKernel | None = None,
-    before: SavedMetadata | None = None,
 ) -> Any:
     """Call a selected kernel, with autograd if a gradient is wanted: by ``backward``, else by one selected here."""
     if wants_gradient and is_grad_enabled():
         if backward is None:
+            args = autograd.unwrapped(args)
             backward = _backward_kernel(op, plan, kernel, args)
-        return autograd.apply(op, kernel.counted(), backward, True, args, before)
+        return autograd.apply(op, kernel.counted(), backward, True, args)
     if not op.saved:
         return kernel.counted()(*args)
     results = kernel.counted()(*args, False)

@@ -74,7 +74,7 @@ class ForwardAutograd:
             args = whole_arguments(op, args)
             forward = partial(self._forward, keys, backend)
             backward = partial(self._run_backward, backend, context.frame.get())
-            outputs = autograd.apply(op, forward, backward, False, args)
+            outputs = autograd.apply(op, forward, backward, False, autograd.unwrapped(args))
         # saved values are differentiable too, for a graph with a gradient in it that is differentiated again
         return impl.as_registered(outputs, args, impl.saved_references(args, outputs) if save else ())
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusedops._contract.comparison import comparison_with
-from fusedops._dispatch.backward.saved_sizes import SavedMetadata
 
 if TYPE_CHECKING:
     from fusedops._plugins.record import PreparedKernel
@@ -31,14 +30,12 @@ class Recent(NamedTuple):
         kernel: the first kernel of the plan, which took the call.
         wants_gradient: a tensor of the call requires a gradient.
         backward: the kernel of the gradient; None where the call computed none.
-        saved: the sizes of the tensors that such a call saves for backward.
     """
 
     is_like: Callable[..., bool]
     kernel: PreparedKernel
     wants_gradient: bool
     backward: PreparedKernel | None
-    saved: SavedMetadata
 
 
 def with_call(
@@ -53,4 +50,4 @@ def with_call(
     is_like = comparison_with(parameters, args)
     if is_like is None:
         return recent
-    return (Recent(is_like, kernel, wants_gradient, backward, SavedMetadata()), *recent)[:MOST]
+    return (Recent(is_like, kernel, wants_gradient, backward), *recent)[:MOST]
