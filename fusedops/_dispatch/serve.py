@@ -63,9 +63,10 @@ def serve(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
     kernel = select(plan, args)
     prepared = op.prepared(args)  # after the selection: a call that is not served draws no random number
     wants_gradient = wants_gradient_of(op, args)
-    if wants_gradient:
+    backward = None
+    if wants_gradient and is_grad_enabled():
         prepared = autograd.unwrapped(prepared)
-    backward = _backward_kernel(op, plan, kernel, prepared) if wants_gradient and is_grad_enabled() else None
+        backward = _backward_kernel(op, plan, kernel, prepared)
     if kernel is plan.first:
         shapes = [args[index].shape for index in op.gradient_indices if args[index] is not None]
         if shapes in plan.shapes:

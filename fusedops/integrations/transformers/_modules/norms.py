@@ -62,14 +62,11 @@ class Norm(Replacement):
             y = ops.rms_norm(x, weight, eps, offset=self.offset)
         else:
             bias = _parameter(module, "bias") if self.has_bias else None
-            y = ops.layer_norm(x, self.scale(weight), bias, eps)
+            factor = weight if weight is None or self.offset == 0 else weight + self.offset  # the op has no offset
+            y = ops.layer_norm(x, factor, bias, eps)
         if weight is not None and y.dtype != weight.dtype and self.result == "weight":
             y = y.to(weight.dtype)
         return y
-
-    def scale(self, weight: Tensor | None) -> Tensor | None:
-        """Return the factor of a layer_norm, which has no offset of its own."""
-        return weight if weight is None or self.offset == 0 else weight + self.offset
 
 
 def _parameter(module: Any, name: str) -> Any:
