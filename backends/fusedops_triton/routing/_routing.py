@@ -13,7 +13,7 @@ the device: a row with a given number of no expert is NaN.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportAssignmentType=false
-# pyright: reportPossiblyUnboundVariable=false
+# pyright: reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _log_of_one_and(e):
     u = e / (2.0 + e)
     q = u * u
     p = tl.zeros_like(u)
-    for i in tl.static_range(TERMS):  # pyright: ignore[reportGeneralTypeIssues]
+    for i in tl.static_range(TERMS):
         p = p * q + 1.0 / (2 * (TERMS - i) - 1)
     return 2.0 * u * p
 
