@@ -128,6 +128,18 @@ def test_a_target_out_of_range(wrong: int) -> None:
 
 
 @each_backend
+def test_the_ignored_index_may_be_a_class(backend: str) -> None:
+    logits, target = torch.randn(6, 33), torch.tensor([3, 0, 3, 7, 32, 3])
+    for reduction in ("none", "mean"):
+        found = with_gradient(
+            fusedops.cross_entropy, logits, target, ignore_index=3, reduction=reduction, backend=backend
+        )
+        wanted = with_gradient(functional.cross_entropy, logits, target, ignore_index=3, reduction=reduction)
+        for one, other in zip(found, wanted):
+            torch.testing.assert_close(one, other)
+
+
+@each_backend
 @pytest.mark.parametrize("wrong", [-1, 33, 2**40])
 def test_a_row_with_a_target_out_of_range_is_nan_where_it_is_not_raised(
     wrong: int, backend: str, monkeypatch: pytest.MonkeyPatch

@@ -90,8 +90,9 @@ def rows_in_place(
     if classes == 0:
         nothing = torch.full_like(target, float("nan"), dtype=z.dtype)
         return nothing.masked_fill(target == options.ignore_index, 0), nothing
+    ignored = target == options.ignore_index
     outside: Tensor | None = (target < 0) | (target >= classes)
-    if z.is_cpu and not outside.any():
+    if z.is_cpu and not (outside | ignored).any():  # as the rows of a chunk
         outside = None
     place = (target if outside is None else target.masked_fill(outside, 0))[:, None]
     slope: Tensor | None = None
@@ -125,7 +126,6 @@ def rows_in_place(
             z.mul_(slope)
     loss, lse = loss.view(-1), lse.view(-1)
     if outside is not None:
-        ignored = target == options.ignore_index
         loss = loss.masked_fill(outside, torch.nan).masked_fill_(ignored, 0)
         lse = lse.masked_fill(ignored, 0)
         if gradient:
