@@ -168,6 +168,8 @@ class BackwardCall:
         if True in needs:
             results = run(arguments_of((*grads, *tensors, *values, needs, reuse)))
             computed = (results,) if len(needs) == 1 else results
+            if False in needs:  # a kernel may return more than is wanted
+                computed = tuple([gradient if need else None for gradient, need in zip(computed, needs)])
         if is_same:
             computed = (grads[0], *computed[1:])
         elif is_twice:

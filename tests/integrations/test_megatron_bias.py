@@ -164,9 +164,10 @@ def test_fused_and_unfused_drop_the_same() -> None:
     for function in versions(ours, True):
         torch.manual_seed(7)
         drawn.append(function((x, bias), residual, 0.4))
-    for y in drawn[1:]:
-        assert torch.equal(y, drawn[0])
     kept = drawn[0] != residual
+    for y in drawn[1:]:
+        assert torch.equal(y != residual, kept)
+        assert_close(y, drawn[0])
     assert 0.5 < kept.double().mean() < 0.7
     assert_close(drawn[0][kept], (residual + (x + bias) / 0.6)[kept])
 

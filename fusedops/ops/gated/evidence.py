@@ -13,6 +13,7 @@ from fusedops._contract.evidence import Case, Evidence, Rows, Tolerance
 from fusedops._contract.rounding import error_bound_of
 from fusedops.dtypes import promoted
 from fusedops.ops.gated import geglu, swiglu
+from fusedops.ops.gated.error_bounds import gradient_error_bound_of
 from fusedops.ops.gated.formulas import split
 
 
@@ -70,7 +71,7 @@ SWIGLU = Evidence(
         torch.float64: Tolerance(2e-15, 1e-12),
     },
     error_bound=error_bound_of(swiglu.reference),
-    gradient_error_bound=error_bound_of(swiglu.backward),
+    gradient_error_bound=gradient_error_bound_of(swiglu.backward),
     min_bytes=_min_bytes,
     unfused=swiglu_unfused,
     sample=_swiglu_sample,
@@ -135,7 +136,7 @@ GEGLU = Evidence(
         torch.float64: Tolerance(2e-15, 1e-12),
     },
     error_bound=error_bound_of(geglu.reference),
-    gradient_error_bound=error_bound_of(geglu.backward),
+    gradient_error_bound=gradient_error_bound_of(geglu.backward),
     min_bytes=_min_bytes,
     unfused=geglu_unfused,
     sample=_geglu_sample,
