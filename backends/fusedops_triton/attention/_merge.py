@@ -6,7 +6,7 @@ float32 and rounded once.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportAssignmentType=false
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
 # pyright: reportAssignmentType=false
 # Triton is not typed, and the body of a jit function is Triton's own language with Python's syntax.

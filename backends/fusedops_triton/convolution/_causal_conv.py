@@ -1,6 +1,7 @@
 """The causal convolution in Triton, forward. ``_causal_conv_backward.py`` has the gradients.
 
-A program has a tile of some channels and positions. It loads the input of each tap at its own offset: all but the
+Where channels are next to each other, without packed sequences and states, ``_causal_conv_walk.py`` has the kernels.
+Else a program has a tile of some channels and positions. It loads the input of each tap at its own offset: all but the
 first load of an element are answered by the L1 cache. Positions are next to each other in memory, or channels:
 BY_CHANNEL, and the elements from one to the next of the other kind are ``step``. Packed sequences come as three rows of
 numbers for the positions: the sequence of each, its first position and its end.
@@ -27,11 +28,12 @@ from torch import Tensor
 from fusedops.ops.convolution.arguments import CausalConv1dArgs, check_bounds, empty_state
 from fusedops.ops.convolution.formulas import SILU as SILU_NAME
 from fusedops.ops.convolution.formulas import Packed, final_state, packed_of
-from fusedops_triton._jit._bias import rounded, unit
+from fusedops_triton._jit._bias import rounded
 from fusedops_triton._jit._common import widened
 from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import FLAT_THREADS, ceil_div, power_of_two, warps_for
+from fusedops_triton.convolution._causal_conv_walk import common_unit, takes_walk, walk_forward, walk_launch
 from fusedops_triton.gated._gated import logistic, times
 from fusedops_triton.norms._norm import ready
 
@@ -115,8 +117,13 @@ def conv_forward(
     y, before = empty_in_order(x, by_channel), ready(initial_state)
     if y.numel():
         steps = (x.stride(0), x.stride(2 if by_channel else 1), y.stride(0), y.stride(2 if by_channel else 1))
-        launch = _forward_launch(tuple(x.shape), weight.shape[1], steps, activation == SILU_NAME, by_channel)
-        launch(x, y, x, ready(weight), ready(bias), before, *positions_of(packed))
+        silu, width = activation == SILU_NAME, weight.shape[1]
+        if by_channel and packed is None and before is None and takes_walk(width):
+            launch, _ = walk_launch(walk_forward, tuple(x.shape), width, steps, silu)
+            launch(x, y, x, ready(weight), ready(bias))
+        else:
+            launch = _forward_launch(tuple(x.shape), width, steps, silu, by_channel)
+            launch(x, y, x, ready(weight), ready(bias), before, *positions_of(packed))
     if not return_state:
         return y, empty_state(x, weight, False, None)
     own = x if packed is not None else x[..., max(x.shape[2] - (weight.shape[1] - 1), 0) :]
@@ -168,7 +175,7 @@ def _forward_launch(
     batch, channels, positions = shape
     tile = conv_tile(channels, positions, by_channel, False)
     tiles = (ceil_div(channels, tile.channels), ceil_div(positions, tile.positions))
-    unit_s = common_unit(steps, by_channel)
+    unit_s = common_unit(steps) if by_channel else 1  # the inputs of taps begin anywhere among positions
     constants = {
         "WIDTH": width, "SILU": silu, "BY_CHANNEL": by_channel, "CHANNELS": tile.channels,
         "POSITIONS": tile.positions, "UNIT": unit_s, "EVEN": channels % tile.channels == 0,
@@ -176,13 +183,6 @@ def _forward_launch(
     grid = (batch * tiles[0] * tiles[1],)
     sizes = (*(step // unit_s for step in steps), channels, positions, *tiles)
     return Launch(_conv_forward, grid, sizes, constants, tile.warps)
-
-
-def common_unit(steps: tuple[int, ...], by_channel: bool) -> int:
-    """Return the largest power of two that divides all steps, up to that of wide accesses; 1 where these cannot be."""
-    if not by_channel:  # the inputs of taps begin anywhere among positions
-        return 1
-    return min((unit(step) for step in steps if step), default=1)  # 0: of an expanded dim, or no result
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels

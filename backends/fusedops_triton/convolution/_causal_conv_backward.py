@@ -26,7 +26,6 @@ from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import ceil_div, power_of_two
 from fusedops_triton.convolution._causal_conv import (
-    common_unit,
     conv_steps,
     conv_tile,
     empty_in_order,
@@ -40,6 +39,7 @@ from fusedops_triton.convolution._causal_conv import (
     weight_of,
     with_steps,
 )
+from fusedops_triton.convolution._causal_conv_walk import common_unit, takes_walk, walk_backward, walk_launch
 from fusedops_triton.gated._gated import logistic, times
 from fusedops_triton.norms._norm import ready
 
@@ -91,9 +91,14 @@ def conv_backward(
     if x.numel() and (dx is not None or sums is not None):
         y_steps = (0, 0) if dx is None else (dx.stride(0), dx.stride(other))
         steps = (x.stride(0), x.stride(other), grad_y.stride(0), grad_y.stride(other), *y_steps)
-        launch, parts = _backward_launch(tuple(x.shape), width, steps, silu, by_channel)
+        walks = by_channel and packed is None and before is None and of_state is None and takes_walk(width)
+        if walks:
+            launch, parts = walk_launch(walk_backward, tuple(x.shape), width, steps, silu)
+        else:
+            launch, parts = _backward_launch(tuple(x.shape), width, steps, silu, by_channel)
         of_parts = None if sums is None else torch.empty((parts, sums.numel()), dtype=torch.float32, device=x.device)
-        launch(x, dx, of_parts, grad_y, x, own, offset, before, of_state, *positions_of(packed))
+        of_sequences = () if walks else (before, of_state, *positions_of(packed))
+        launch(x, dx, of_parts, grad_y, x, own, offset, *of_sequences)
         if sums is not None and of_parts is not None:
             add_sums(sums, of_parts)
     if sums is not None:
@@ -118,7 +123,7 @@ def _backward_launch(
     tile = conv_tile(channels, positions, by_channel, True)
     repeats = conv_steps(positions, tile)
     tiles = (ceil_div(channels, tile.channels), ceil_div(positions, tile.positions * repeats))
-    unit_s = common_unit(steps, by_channel)
+    unit_s = common_unit(steps) if by_channel else 1
     constants = {
         "WIDTH": width, "SILU": silu, "BY_CHANNEL": by_channel, "CHANNELS": tile.channels,
         "POSITIONS": tile.positions, "SUMS": power_of_two(width + 1), "UNIT": unit_s,

@@ -292,7 +292,7 @@ def _largest(order, expert, K: tl.constexpr, ROWS: tl.constexpr, CHOICES: tl.con
     j = tl.arange(0, CHOICES)[None, :]
     chosen, numbers = tl.zeros((ROWS, CHOICES), tl.int32), tl.zeros((ROWS, CHOICES), tl.int32)
     if K <= _UNROLLED:
-        for place in tl.static_range(K):
+        for place in tl.static_range(K):  # pyright: ignore[reportGeneralTypeIssues]
             order, chosen, numbers = _take(order, expert, j, place, chosen, numbers)
     else:
         for place in range(K):

@@ -51,6 +51,47 @@ def test_several_tiles_give_one_sum(by_channel: bool, shape: tuple[int, int, int
 
 
 @needs_loops
+@pytest.mark.parametrize("positions", [1, 3, 64, 70])
+@pytest.mark.parametrize(
+    ("width", "channels", "dtype", "weight"),
+    [(2, 5, F32, BF16), (3, 516, BF16, F32), (4, 128, F16, F16), (4, 5, F32, F32)],
+    ids=str,
+)
+def test_walks_over_several_runs(
+    width: int, channels: int, dtype: torch.dtype, weight: torch.dtype, positions: int
+) -> None:
+    """Channels are next to each other, and there is no state: runs of 32 positions, programs of up to 512 channels."""
+    call = call_of((2, channels, positions), width, True, dtype, weight)
+    del call["initial_state"]
+    check({**call, "return_state": False})
+    if positions == 70:  # each gradient alone
+        names = ("x", "weight", "bias")
+        given = [call[name] for name in names]
+        for name in names:
+            results = []
+            for backend in ("triton", "eager"):
+                leaf = call[name].detach().requires_grad_()
+                changed = [leaf if each == name else tensor for each, tensor in zip(names, given)]
+                y = fusedops.causal_conv1d(*changed, activation="silu", backend=backend)
+                results.append(torch.autograd.grad(y.float().square().sum(), leaf)[0])
+            torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
+
+
+@needs_loops
+@pytest.mark.parametrize("positions", [9, 64])
+def test_a_walk_adds_nothing_from_past_the_end(positions: int) -> None:
+    """An infinite weight times the gradient of a position that is not there would be NaN."""
+    call = call_of((1, 4, positions), 4, True)
+    call["weight"][0, 0] = call["weight"][1, 1] = call["weight"][2, 2] = float("inf")
+    results = []
+    for backend in ("triton", "eager"):
+        x = call["x"].detach().requires_grad_()
+        y = fusedops.causal_conv1d(x, call["weight"], backend=backend)
+        results.append(torch.autograd.grad(y, x, torch.ones_like(y))[0])
+    torch.testing.assert_close(*results)
+
+
+@needs_loops
 @pytest.mark.parametrize(
     ("by_channel", "dtype", "weight"), [(True, BF16, F32), (False, F16, F16), (True, F32, BF16), (False, F32, F32)]
 )

@@ -309,10 +309,14 @@ def _of_convolution() -> dict[str, Case]:
 
 
 def check_convolution(case: Case, facts: dict[str, Any]) -> None:
-    names = (
-        ("_conv_forward",) if not case["op"].endswith("backward") else ("_conv_backward", "_add_sums", "_conv_before")
-    )
-    assert facts["kernel"] == names[case["launch"]]
+    walks, back = case.get("by_channel") and "packed" not in case, case["op"].endswith("backward")
+    first = f"{'walk' if walks else '_conv'}_{'backward' if back else 'forward'}"
+    assert facts["kernel"] == (first, "_add_sums", "_conv_before")[case["launch"]]
+    if walks:  # four channels at a time; the weights and the bias once
+        narrow = sum(facts["loads"].get(width, 0) for width in ("2", "4"))
+        assert set(facts["stores"]) <= {"16", "8", *(["4"] if back else [])}
+        assert narrow <= 4 * (case.get("width", 4) + 1)
+        assert facts["registers"] <= (168 if case["target"] in ("sm_100", "gfx942") else 128)
     assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16
 
 

@@ -77,6 +77,6 @@ def test_it_compiles(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     assert facts["address_64"]
     assert not facts["float64"]
     assert not facts["overflows"]
-    # the inputs of taps begin anywhere among positions
-    assert "16" in facts["loads"] or name in PRODUCTS | PACKED or name == "causal_conv1d backward"
+    # four channels of causal_conv1d are 8 bytes, and in its backward with states taps begin anywhere
+    assert "16" in facts["loads"] or name in PRODUCTS | PACKED or name.startswith("causal_conv1d")
     assert facts["stores"]
