@@ -1,6 +1,7 @@
 """The causal convolution in Triton, forward. ``_causal_conv_backward.py`` has the gradients.
 
-Where channels are next to each other, without packed sequences and states, ``_causal_conv_walk.py`` has the kernels.
+Without packed sequences and states, ``_causal_conv_walk.py`` has the kernels for channels that are next to each other,
+and ``_causal_conv_octets.py`` the forward of aligned positions.
 Else a program has a tile of some channels and positions. It loads the input of each tap at its own offset: all but the
 first load of an element are answered by the L1 cache. Positions are next to each other in memory, or channels:
 BY_CHANNEL, and the elements from one to the next of the other kind are ``step``. Packed sequences come as three rows of
@@ -33,6 +34,7 @@ from fusedops_triton._jit._common import widened
 from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import FLAT_THREADS, ceil_div, power_of_two, warps_for
+from fusedops_triton.convolution._causal_conv_octets import octets_launch, takes_octets
 from fusedops_triton.convolution._causal_conv_walk import common_unit, takes_walk, walk_forward, walk_launch
 from fusedops_triton.gated._gated import logistic, times
 from fusedops_triton.norms._norm import ready
@@ -118,7 +120,11 @@ def conv_forward(
     if y.numel():
         steps = (x.stride(0), x.stride(2 if by_channel else 1), y.stride(0), y.stride(2 if by_channel else 1))
         silu, width = activation == SILU_NAME, weight.shape[1]
-        if by_channel and packed is None and before is None and takes_walk(width):
+        alone = packed is None and before is None
+        if alone and not by_channel and takes_octets(x, width, steps):
+            launch = octets_launch(tuple(x.shape), width, steps, silu)
+            launch(x, y, x, ready(weight), ready(bias))
+        elif alone and by_channel and takes_walk(width):
             launch, _ = walk_launch(walk_forward, tuple(x.shape), width, steps, silu)
             launch(x, y, x, ready(weight), ready(bias))
         else:

@@ -113,10 +113,10 @@ def walk_forward(
         n2 = read(x + 2 * x_step, _known(there, p + 2, positions, WHOLE))
         n3 = read(x + 3 * x_step, _known(there, p + 3, positions, WHOLE))
         y = y_ptr + p * y_step
-        y0 = _output(_taps(bias, t0, t1, t2, t3, n0, x1, x2, x3, WIDTH), SILU)
-        y1 = _output(_taps(bias, t0, t1, t2, t3, n1, n0, x1, x2, WIDTH), SILU)
-        y2 = _output(_taps(bias, t0, t1, t2, t3, n2, n1, n0, x1, WIDTH), SILU)
-        y3 = _output(_taps(bias, t0, t1, t2, t3, n3, n2, n1, n0, WIDTH), SILU)
+        y0 = output_of(taps_of(bias, t0, t1, t2, t3, n0, x1, x2, x3, WIDTH), SILU)
+        y1 = output_of(taps_of(bias, t0, t1, t2, t3, n1, n0, x1, x2, WIDTH), SILU)
+        y2 = output_of(taps_of(bias, t0, t1, t2, t3, n2, n1, n0, x1, WIDTH), SILU)
+        y3 = output_of(taps_of(bias, t0, t1, t2, t3, n3, n2, n1, n0, WIDTH), SILU)
         tl.store(y, rounded(y0, y_ptr), there)
         tl.store(y + y_step, rounded(y1, y_ptr), _known(there, p + 1, positions, WHOLE))
         tl.store(y + 2 * y_step, rounded(y2, y_ptr), _known(there, p + 2, positions, WHOLE))
@@ -161,10 +161,10 @@ def walk_backward(
         n0, n1, n2, n3 = read(x, there), read(x + x_step, k1), read(x + 2 * x_step, k2), read(x + 3 * x_step, k3)
         g0, g1 = read(grad, there), read(grad + g_step, k1)
         g2, g3 = read(grad + 2 * g_step, k2), read(grad + 3 * g_step, k3)
-        g0 = _slope(g0, _taps(bias, t0, t1, t2, t3, n0, x1, x2, x3, WIDTH), SILU)
-        g1 = _slope(g1, _taps(bias, t0, t1, t2, t3, n1, n0, x1, x2, WIDTH), SILU)
-        g2 = _slope(g2, _taps(bias, t0, t1, t2, t3, n2, n1, n0, x1, WIDTH), SILU)
-        g3 = _slope(g3, _taps(bias, t0, t1, t2, t3, n3, n2, n1, n0, WIDTH), SILU)
+        g0 = _slope(g0, taps_of(bias, t0, t1, t2, t3, n0, x1, x2, x3, WIDTH), SILU)
+        g1 = _slope(g1, taps_of(bias, t0, t1, t2, t3, n1, n0, x1, x2, WIDTH), SILU)
+        g2 = _slope(g2, taps_of(bias, t0, t1, t2, t3, n2, n1, n0, x1, WIDTH), SILU)
+        g3 = _slope(g3, taps_of(bias, t0, t1, t2, t3, n3, n2, n1, n0, WIDTH), SILU)
         if sums_ptr is not None:
             g1, g2, g3 = _of_known(g1, k1, WHOLE), _of_known(g2, k2, WHOLE), _of_known(g3, k3, WHOLE)
             of_bias += (g0 + g1) + (g2 + g3)
@@ -195,7 +195,7 @@ def walk_backward(
             known, k1 = _among(there, q, 0, positions), _among(there, q - 1, 0, positions)
             k2 = _among(there, q - 2, 0, positions)
             n = read(x_ptr + q * x_step, known)
-            g = _slope(read(grad_ptr + q * g_step, known), _taps(bias, t0, t1, t2, t3, n, x1, x2, x3, WIDTH), SILU)
+            g = _slope(read(grad_ptr + q * g_step, known), taps_of(bias, t0, t1, t2, t3, n, x1, x2, x3, WIDTH), SILU)
             d = _of_input(t0, t1, t2, t3, g, h1, h2, h3, known, k1, k2, False, WIDTH)
             tl.store(dx_ptr + q * dx_step, rounded(d, dx_ptr), _among(there, q - (WIDTH - 1), 0, last))
             x1, x2, x3, h1, h2, h3 = n, x1, x2, g, h1, h2
@@ -249,7 +249,7 @@ def _known(there, p, positions, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _taps(bias, t0, t1, t2, t3, x0, x1, x2, x3, WIDTH: tl.constexpr):
+def taps_of(bias, t0, t1, t2, t3, x0, x1, x2, x3, WIDTH: tl.constexpr):
     """Return the sum of the taps, in the order of ``_conv_forward``."""
     z = bias
     if WIDTH > 3:
@@ -260,7 +260,7 @@ def _taps(bias, t0, t1, t2, t3, x0, x1, x2, x3, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _output(z, SILU: tl.constexpr):
+def output_of(z, SILU: tl.constexpr):
     if SILU:
         s, _ = logistic(z)
         z = times(z, s)

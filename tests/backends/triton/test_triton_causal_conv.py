@@ -14,6 +14,7 @@ from triton_cases import needs_loops
 
 import fusedops
 from fusedops_triton.convolution._causal_conv import conv_steps, conv_tile
+from fusedops_triton.convolution._causal_conv_octets import takes_octets
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 BOUNDS = torch.tensor([1, 30, 30, 31, 66], dtype=torch.int32)
@@ -75,6 +76,17 @@ def test_walks_over_several_runs(
                 y = fusedops.causal_conv1d(*changed, activation="silu", backend=backend)
                 results.append(torch.autograd.grad(y.float().square().sum(), leaf)[0])
             torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
+
+
+@needs_loops
+@pytest.mark.parametrize(("width", "dtype"), [(2, BF16), (3, F16), (4, BF16)], ids=str)
+@pytest.mark.parametrize("positions", [256, 2056])
+def test_eight_positions_at_a_time(width: int, dtype: torch.dtype, positions: int) -> None:
+    """A row of one program, and one of two, the second of which is cut."""
+    assert takes_octets(torch.empty(2, 3, positions, dtype=dtype), width, (3 * positions, positions) * 2)
+    call = call_of((2, 3, positions), width, False, dtype, dtype)
+    del call["initial_state"]
+    check({**call, "return_state": False})
 
 
 @needs_loops

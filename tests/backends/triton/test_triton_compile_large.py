@@ -48,6 +48,7 @@ LARGE: dict[str, list[Case]] = {
     "top_k_routing backward": [{"shape": [2**26, 256], "k": 8}],
     "causal_conv1d": [
         {"shape": [2, 8192, 2**18], "by_channel": True},
+        {"shape": [2, 8192, 2**18]},
         {"shape": [2, 8192, 2**18], "states": True},
         {"shape": [1, 8192, 2**19], "by_channel": True, "packed": 9},
     ],

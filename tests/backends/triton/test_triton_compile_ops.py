@@ -310,8 +310,13 @@ def _of_convolution() -> dict[str, Case]:
 
 def check_convolution(case: Case, facts: dict[str, Any]) -> None:
     walks, back = case.get("by_channel") and "packed" not in case, case["op"].endswith("backward")
-    first = f"{'walk' if walks else '_conv'}_{'backward' if back else 'forward'}"
+    octets = not back and case["dtype"] != "float32" and not (case.get("by_channel") or case.get("states"))
+    first = f"{'octets' if octets else 'walk' if walks else '_conv'}_{'backward' if back else 'forward'}"
     assert facts["kernel"] == (first, "_add_sums", "_conv_before")[case["launch"]]
+    if octets:  # by 16 bytes, but for the weights and the bias, and no number goes to another thread
+        assert facts["loads"].keys() | facts["stores"].keys() <= {"16", "2"}
+        assert facts["stores"].keys() == {"16"}
+        assert facts["shared"] == 0
     if walks:  # four channels at a time; the weights and the bias once
         narrow = sum(facts["loads"].get(width, 0) for width in ("2", "4"))
         assert set(facts["stores"]) <= {"16", "8", *(["4"] if back else [])}
