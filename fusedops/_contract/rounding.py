@@ -138,7 +138,7 @@ class _Run(TorchDispatchMode):
             elif name == "gelu":
                 own = x.abs().clamp_(max=10.0)  # 1 + tanh and 1 + erf cancel below 0
         elif name in ("add", "sub", "rsub"):
-            error, own = _error(x) + _error(others[0]), y.abs()
+            error, own = _error(x) + abs(kwargs.get("alpha", 1)) * _error(others[0]), y.abs()
         elif name == "mul":
             x, other = (x, others[0]) if isinstance(x, Tensor) else (others[0], x)
             error, own = _error(x) * _size(other), y.abs()

@@ -12,6 +12,7 @@ from error_calls import INVALID, POLICY, SOFTMAX
 from error_texts import Table
 
 from fusedops._cli import main
+from fusedops.integrations._benchmark import _call_of
 
 TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
@@ -43,6 +44,32 @@ def no_tokens() -> None:
         command("try", "vit")()
 
 
+def too_many_tokens() -> None:
+    class Short(torch.nn.Embedding):
+        main_input_name, device = "input_ids", torch.device("cpu")
+
+        def get_input_embeddings(self) -> torch.nn.Module:
+            return self
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            raise IndexError("of 512 positions")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.import_module("fusedops._cli.try"), "_loaded", lambda name: Short(8, 4))
+        command("try", "bert", "--length", "600")()
+
+
+def no_loss() -> None:
+    class Headless(torch.nn.Module):
+        def forward(self, labels: torch.Tensor) -> torch.Tensor:
+            return labels
+
+    _call_of(Headless(), {"labels": torch.ones(2)}, is_step=True)()
+
+
+pin("fused loss", command("try", "bert", "--fused-loss"), INVALID)
+pin("too many tokens", too_many_tokens, INVALID)
+pin("no loss", no_loss, INVALID)
 pin("a command", command("explian"), POLICY)
 pin("rank", command("rank"), POLICY)
 pin("no model", command("try", os.devnull), INVALID, form="got .* expected .*to fix")

@@ -23,6 +23,7 @@ pin = TABLE.pin
 
 pin("backend's name", registering(name="Mine"), PLUGIN)
 pin("device types", registering(devices="cuda"), PLUGIN)
+pin("a misspelt device type", registering(devices=("cdua",)), PLUGIN)
 pin("priority", lambda: fusedops.register(fusedops.Backend("mine", ("cpu",), "high", ())), PLUGIN)
 pin("another API", registering(fusedops_api=9), PLUGIN)
 pin("no kernel", registering(5), PLUGIN)

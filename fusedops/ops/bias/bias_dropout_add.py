@@ -11,7 +11,7 @@ from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.constraints import Floating, SameDevice, SameShape
 from fusedops.ops.bias import arguments, bias_dropout, formulas
-from fusedops.philox import dropped
+from fusedops.philox import keep_mask
 
 
 def bias_dropout_add(
@@ -64,8 +64,11 @@ def reference(
 ) -> Tensor:
     """Compute the op in plain torch."""
     out = residual.dtype
-    u = formulas.summed(x, bias, out)
-    return (residual.to(u.dtype) + dropped(u, p, seed if training and p > 0 else None)).to(out)
+    u, scale = formulas.summed(x, bias, out), 1.0
+    if seed is not None and training and p > 0:
+        u, scale = torch.where(keep_mask(seed, p, u.shape), u, 0), 1 / (1 - p) if p < 1 else 0.0
+    # one rounding, as in the kernels: the product with the scale and the sum are fused
+    return torch.add(residual.to(u.dtype), u, alpha=scale).to(out)
 
 
 def _output_dtype(x: Tensor, bias: Tensor | None, residual: Tensor, *rest: Any) -> torch.dtype:
