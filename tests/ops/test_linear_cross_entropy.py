@@ -234,3 +234,17 @@ def test_the_arithmetic_of_a_float64_x_and_a_float32_weight_is_in_float64_off_th
             tensors = [each.to(device) for each in (x, weight.float(), target, bias)]
             results.append(linear_cross_entropy(*tensors, backend="eager").cpu())
     torch.testing.assert_close(*results, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["eager", "cpu", "triton"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_step_without_a_target_and_with_a_denominator_of_0_has_gradients_of_0(
+    backend: str, create_graph: bool
+) -> None:
+    """transformers' Trainer passes 0 for such a step, whose loss is NaN in torch too: the weights must survive it."""
+    leaves = [tensor.requires_grad_() for tensor in (torch.randn(4, 8), torch.randn(23, 8), torch.randn(23))]
+    target = torch.full((4,), -100)
+    with fusedops.use(backend):
+        loss = linear_cross_entropy(leaves[0], leaves[1], target, leaves[2], denominator=0.0)
+        gradients = torch.autograd.grad(loss, leaves, create_graph=create_graph)
+    assert not any(gradient.any() for gradient in gradients)

@@ -255,7 +255,9 @@ def scaled_gradients(
     factor = a.grad.to(compute_dtype(promoted(a.x, a.weight)))
     if a.reduction == "mean":
         factor = factor / divisor(a.target, options, factor.dtype)
-    scale = factor.expand(a.target.shape).masked_fill(a.target == a.ignore_index, 0)
+    ignored = a.target == a.ignore_index
+    factor = factor.masked_fill(ignored.all(), 0)  # a denominator of 0 times gradients of 0 is NaN
+    scale = factor.expand(a.target.shape).masked_fill(ignored, 0)
     results: list[Tensor | None] = [None] * 3
     if a.needs[0] and a.x_grad is not None:
         results[0] = _scaled(a.x_grad, scale[..., None], a.x.dtype, a.reuse)

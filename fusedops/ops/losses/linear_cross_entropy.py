@@ -157,6 +157,7 @@ def backward(a: LinearCrossEntropyGradArgs) -> tuple[Tensor | None, Tensor | Non
         factor = (
             a.grad.to(wide) if a.reduction == "sum" else a.grad.to(wide) / formulas.divisor(a.target, options, wide)
         )
+        factor = factor.masked_fill((a.target == a.ignore_index).all(), 0)  # 0 times infinity is NaN
         if a.needs[1] and a.weight_grad is not None:
             dweight = (a.weight_grad * factor).to(a.weight.dtype)
         if a.needs[2] and a.bias_grad is not None and a.bias is not None:
