@@ -23,7 +23,6 @@ def _both(
     backward: _Function,
     rows: _Promise,
     uses: str = "",
-    backward_rows: _Promise | None = None,
     backward_uses: str = "",
     backward_error: Callable[..., Any] | None = None,
 ) -> tuple[Kernel, Kernel]:
@@ -35,7 +34,6 @@ def _both(
         backward: the same.
         rows: the promise that rows are independent, or why not.
         uses: the functions of torch that compute a part of forward.
-        backward_rows: the promise of backward; None where it is forward's.
         backward_uses: the functions of torch that compute a part of backward.
         backward_error: ``extra_error`` of backward.
     """
@@ -49,7 +47,7 @@ def _both(
 
     return (
         one("forward", forward, uses, rows),
-        one("backward", backward, backward_uses, rows if backward_rows is None else backward_rows),
+        one("backward", backward, backward_uses, rows),
     )
 
 
@@ -101,8 +99,7 @@ KERNELS = (
         ops.cross_entropy,
         "losses._cross_entropy:cross_entropy",
         "losses._cross_entropy:cross_entropy_backward",
-        on_cpu(),
-        backward_rows=VECTORS,
+        VECTORS,
     ),
     *_both(
         ops.linear_cross_entropy,

@@ -55,31 +55,16 @@ class Sequence(NamedTuple):
 class Call:
     """The tensors of a call, chunk by chunk. The arguments are those of the op."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor | None,
-        beta: Tensor | None,
-        scale: float | None,
-        normalize: bool,
-        initial_state: Tensor | None,
-        cu_seqlens: Tensor | None,
-    ) -> None:
-        self.dtype = arithmetic(q, k, v, decay, beta, initial_state)
-        self.q = q
-        self.k = k
-        self.v = v
-        self.decay = decay
-        self.beta = beta
-        self.scale = scale_of(q, scale)
-        self.normalize = normalize
+    def __init__(self, a: LinearAttentionArgs | LinearAttentionGradArgs) -> None:
+        q, v = a.q, a.v
+        self.dtype = arithmetic(q, a.k, v, a.decay, a.beta, a.initial_state)
+        self.q, self.k, self.v, self.decay, self.beta = q, a.k, v, a.decay, a.beta
+        self.scale, self.normalize = scale_of(q, a.scale), a.normalize
         self.groups = q.shape[2], (v.shape[2] // q.shape[2] if q.shape[2] else 1)
-        self.sequences = list(_sequences(q.shape[1], cu_seqlens))
-        count = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        self.sequences = list(_sequences(q.shape[1], a.cu_seqlens))
+        count = v.shape[0] if a.cu_seqlens is None else a.cu_seqlens.shape[0] - 1
         shape = (count, v.shape[2], q.shape[3], v.shape[3])
-        state = v.new_zeros(shape, dtype=self.dtype) if initial_state is None else initial_state.to(self.dtype)
+        state = v.new_zeros(shape, dtype=self.dtype) if a.initial_state is None else a.initial_state.to(self.dtype)
         self.state = cast("Tensor", state.unflatten(1, self.groups))
 
     def by_head(self, x: Tensor) -> Tensor:
@@ -104,34 +89,6 @@ class Call:
         filled = _filled(end - start)
         q, k, v, logs = (_with_rows(each, filled) for each in (q, k, v, logs))
         return Chunk(q, k, v, RowDecay(logs), None if beta is None else _with_rows(beta, filled))
-
-
-def linear_attention(a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
-    """Compute the op on any device, for any sizes, in chunks of 64 positions."""
-    with no_autocast(a.q.device.type):
-        return linear_attention_forward(
-            a.q, a.k, a.v, a.decay, a.beta, a.scale, a.normalize, a.initial_state, a.cu_seqlens
-        )
-
-
-def linear_attention_backward(a: LinearAttentionGradArgs) -> tuple[Tensor | None, ...]:
-    """Compute the gradients in chunks of 64 positions, from the state before each of them."""
-    of_state = a.grad_state if a.return_state else None
-    with no_autocast(a.q.device.type):
-        return linear_attention_gradients(
-            a.grad_out,
-            of_state,
-            a.q,
-            a.k,
-            a.v,
-            a.decay,
-            a.beta,
-            a.scale,
-            a.normalize,
-            a.initial_state,
-            a.cu_seqlens,
-            a.needs,
-        )
 
 
 def _sequences(positions: int, cu_seqlens: Tensor | None) -> Iterator[Sequence]:
@@ -196,20 +153,15 @@ def _next(chunk: Chunk, state: Tensor, u: Tensor) -> Tensor:
     return chunk.decay.passed(state) + chunk.decay.ended(chunk.k).mT @ u
 
 
-def linear_attention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def linear_attention(a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute out (B, S, Hv, Dv) in the dtype of v, and the states (B or N, Hv, Dk, Dv), float32 or float64."""
-    call = Call(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
-    out = v.new_empty(v.shape) if cu_seqlens is None else v.new_zeros(v.shape)
+    with no_autocast(a.q.device.type):
+        return _forward(a)
+
+
+def _forward(a: LinearAttentionArgs) -> tuple[Tensor, Tensor]:
+    call = Call(a)
+    out = a.v.new_empty(a.v.shape) if a.cu_seqlens is None else a.v.new_zeros(a.v.shape)
     states = torch.empty_like(call.state, memory_format=torch.contiguous_format)
     for sequence in call.sequences:
         state = call.state[sequence.states]
@@ -268,27 +220,19 @@ def _chunk_gradients(chunk: Chunk, state: Tensor, grad: Tensor, of_next: Tensor)
     return Gradients(dq.sum(2, keepdim=True), dk.sum(2, keepdim=True), dv, dbeta, of_state)
 
 
-def linear_attention_gradients(
-    grad_out: Tensor,
-    grad_state: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    normalize: bool,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+def linear_attention_backward(a: LinearAttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k, v, decay, beta and initial_state in their dtypes; None where not wanted."""
-    call = Call(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
-    inputs = (q, k, v, decay, beta)
-    make = torch.empty_like if cu_seqlens is None else torch.zeros_like
+    with no_autocast(a.q.device.type):
+        return _backward(a)
+
+
+def _backward(a: LinearAttentionGradArgs) -> tuple[Tensor | None, ...]:
+    call, grad_state = Call(a), a.grad_state if a.return_state else None
+    inputs = (a.q, a.k, a.v, a.decay, a.beta)
+    make = torch.empty_like if a.cu_seqlens is None else torch.zeros_like
     results = [
         make(each, memory_format=torch.contiguous_format) if need and each is not None else None
-        for each, need in zip(inputs, needs)
+        for each, need in zip(inputs, a.needs)
     ]
     of_start = torch.empty_like(call.state, memory_format=torch.contiguous_format)
     for sequence in call.sequences:
@@ -302,14 +246,14 @@ def linear_attention_gradients(
             of_next = cast("Tensor", grad_state[sequence.states].to(call.dtype).unflatten(1, call.groups))
         for (start, end), state in zip(reversed(sequence.chunks), reversed(states)):
             chunk = call.chunk(start, end)
-            grad = _with_rows(call.by_head(grad_out[:, start:end]), chunk.v.shape[-2])
+            grad = _with_rows(call.by_head(a.grad_out[:, start:end]), chunk.v.shape[-2])
             of = _chunk_gradients(chunk, state, grad, of_next)
             of_next = of.state
             _write(call, of, chunk.decay.gradient(), start, end, results)
         of_start[sequence.states] = of_next
-    if initial_state is None or not needs[5]:
+    if a.initial_state is None or not a.needs[5]:
         return (*results, None)
-    return (*results, of_start.flatten(1, 2).to(initial_state.dtype))
+    return (*results, of_start.flatten(1, 2).to(a.initial_state.dtype))
 
 
 def _write(
