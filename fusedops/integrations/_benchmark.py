@@ -200,7 +200,7 @@ def _in_turns(
         synchronize()
         return time.perf_counter() - started
 
-    fastest = dict.fromkeys(STATES, math.inf)
+    fastest, repeated = dict.fromkeys(STATES, math.inf), min(_SHORTEST, seconds / 6)  # of three turns of two states
     end = time.monotonic() + seconds
     while len(times["plain"]) < 3 or (time.monotonic() < end and len(times["plain"]) < 50):
         order = STATES if len(times["plain"]) % 2 else STATES[::-1]
@@ -209,7 +209,7 @@ def _in_turns(
             gc.collect()
             call()
             each = [took()]
-            each += [took() for _ in range(int(_SHORTEST / min(fastest[state], *each)))]
+            each += [took() for _ in range(int(repeated / min(fastest[state], *each)))]
             fastest[state] = min(fastest[state], *each)
             times[state].append(statistics.median(each))
         if progress:

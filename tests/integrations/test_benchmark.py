@@ -74,7 +74,7 @@ def test_a_short_call_is_repeated_in_each_turn() -> None:
     calls: list[Any] = []
     model = torch.nn.Sequential(torch.nn.LayerNorm(8))
     model.register_forward_hook(lambda *_: calls.append(1))
-    assert apply(model).benchmark((torch.ones(2, 8),), seconds=0.01).turns == 3
+    assert apply(model).benchmark((torch.ones(2, 8),), seconds=0.5).turns >= 3
     assert len(calls) > 200
 
 
