@@ -19,7 +19,7 @@ from fusedops.integrations.transformers._attention.functions import (
     softmax_forward,
 )
 from fusedops.integrations.transformers._attention.guards import Guards
-from fusedops.integrations.transformers._attention.own_attention import keywords_of, left_out, reads_weights
+from fusedops.integrations.transformers._attention.own_attention import keywords_of, left_out, names_in, reads_weights
 from fusedops.integrations.transformers._attention.packed_mask import packed_or_boolean_mask
 from fusedops.integrations.transformers._replacement import own_body, own_class
 from fusedops.integrations.transformers._trial.source import home_of
@@ -178,7 +178,7 @@ def _implementation(root: Any, modules: list[Module]) -> str:
             return f"its implementation {name} calls {other}'s function"
     if any(config.output_attentions for config in _configs(root)):
         return "its config has output_attentions"
-    if "eager" in implementations and any(_ALWAYS in keywords_of(module) for module in root.modules()):
+    if "eager" in implementations and any(_ALWAYS in names_in(each) for each in {*map(type, root.modules())}):
         return f"it always returns {_ALWAYS}, which eager computes"
     for name in ("eager", "sdpa"):
         reason = _left_out(name, modules) if name in implementations else None

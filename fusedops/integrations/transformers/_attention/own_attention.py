@@ -20,6 +20,12 @@ def keywords_of(module: Module) -> set[str]:
     return _words(own_body(module))
 
 
+def names_in(kind: type[Module]) -> set[str]:
+    """Return the names of attributes, and of arguments passed by name, in the functions that a class has of its own."""
+    functions = [inspect.unwrap(each) for each in vars(kind).values() if inspect.isfunction(each)]
+    return {name for each in functions for name in (*each.__code__.co_names, *_words(each))}
+
+
 def reads_weights(module: Any) -> bool:
     """Return True where something beside the model may read the probabilities that "eager" returns.
 
