@@ -45,8 +45,8 @@ class Library:
         if loaded.fusedops_header() != number_of_header(header):
             raise OSError(f"{path.name} was compiled with another src/api.h than the one beside it")
         kinds = kinds_of_functions(header)
-        loaded.fusedops_multiplies_bfloat16.restype = ctypes.c_int64
         self.multiplies_bfloat16 = bool(loaded.fusedops_multiplies_bfloat16())
+        self.is_amd = bool(loaded.fusedops_is_amd())
 
         def function(name: str, after: int = 0) -> LibraryFunction:
             return library_function(getattr(loaded, f"fusedops_{name}"), kinds[name] + b"q" * after, failure)

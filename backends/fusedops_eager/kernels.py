@@ -89,6 +89,7 @@ KERNELS = (
     ),
     *_formulas(ops.geglu, VECTORS),
     *_both(ops.swiglu, "gated._gated:swiglu_forward", backward_of("swiglu"), VECTORS),
+    *_both(ops.linear, "linear.linear:linear", backward_of("linear"), PRODUCTS),
     *_both(
         ops.linear_attention,
         "linear_attention._linear_attention:linear_attention",

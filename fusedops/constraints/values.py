@@ -97,7 +97,7 @@ class Flag(Value):
 
 
 class OneOf(Value):
-    """One of some texts, or one of some integers.
+    """One of some texts, or one of some integers; with ``or_none``, or None.
 
     >>> from fusedops.constraints import OneOf
     >>> OneOf("approximate", "tanh", "none").describe()
@@ -106,8 +106,9 @@ class OneOf(Value):
 
     none_is_met = False
 
-    def __init__(self, name: str, *choices: str | int) -> None:
+    def __init__(self, name: str, *choices: str | int, or_none: bool = False) -> None:
         super().__init__(name)
+        self.none_is_met = or_none
         if {type(choice) for choice in choices} not in ({str}, {int}):
             raise ValueError(
                 f"OneOf({name!r}): got {choices!r}, expected texts, or integers; to fix: give at least one str or int"
@@ -120,10 +121,12 @@ class OneOf(Value):
         return member if type(self.choices[0]) is str else f"type({self.name}) is int and {member}"
 
     def accepts(self, value: Any) -> bool:
+        if value is None:
+            return self.none_is_met
         return (isinstance(value, str) or type(value) is int) and value in self.choices
 
     def rule(self) -> str:
-        return listed([repr(choice) for choice in self.choices])
+        return listed([*map(repr, self.choices), *["None"] * self.none_is_met])
 
     def values(self) -> Iterator[Any]:
         other = "another" if isinstance(self.choices[0], str) else max(map(int, self.choices)) + 1

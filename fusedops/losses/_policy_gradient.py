@@ -171,12 +171,12 @@ def _ratio_within(
 
 def _k3(difference: Tensor, log_ratio: Tensor | None) -> Tensor:
     """Return ``exp(difference) - difference - 1``, times ``exp(log_ratio)``."""
-    linear = difference.clamp(max=1e3) + 1  # beyond, exp is infinite
+    tangent = difference.clamp(max=1e3) + 1  # beyond, exp is infinite
     if log_ratio is None:
-        return torch.exp(difference) - linear
+        return torch.exp(difference) - tangent
     below = log_ratio.clamp(max=0.0)  # goes into the difference, for 0 times infinity
     above = torch.relu(log_ratio).masked_fill(difference == 0, 0.0)
-    return torch.exp(above) * (torch.exp(below + difference) - torch.exp(below) * linear)
+    return torch.exp(above) * (torch.exp(below + difference) - torch.exp(below) * tangent)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from fusedops.ops.experts.experts import experts as experts
 from fusedops.ops.experts.grouped_matmul import grouped_matmul as grouped_matmul
 from fusedops.ops.gated.geglu import geglu as geglu
 from fusedops.ops.gated.swiglu import swiglu as swiglu
+from fusedops.ops.linear.linear import linear as linear
 from fusedops.ops.linear_attention.linear_attention import linear_attention as linear_attention
 from fusedops.ops.losses.cross_entropy import cross_entropy as cross_entropy
 from fusedops.ops.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
@@ -45,6 +46,7 @@ __all__ = [
     "geglu",
     "grouped_matmul",
     "layer_norm",
+    "linear",
     "linear_attention",
     "linear_cross_entropy",
     "linear_log_probs",

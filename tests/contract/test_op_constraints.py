@@ -104,6 +104,7 @@ VALUES: dict[str, tuple[Callable[[Dice], Any], ...]] = {
     "int | None": (none, integer, anything),
     "bool": (lambda dice: dice.choice((False, True)), anything),
     "str": (lambda dice: dice.choice(("tanh", "none", "erf", "upper_left")), anything),
+    "str | None": (none, lambda dice: dice.choice(("gelu", "relu2", "erf")), anything),
     "tuple[int, int] | None": (none, lambda dice: (dice.randint(-1, 5), integer(dice)), anything),
 }
 CALLS = 250  # of each op

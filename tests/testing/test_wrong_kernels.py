@@ -11,6 +11,7 @@ import wrong_gated_norm_kernels  # noqa: F401
 import wrong_grouped_kernels  # noqa: F401
 import wrong_kind_kernels  # noqa: F401
 import wrong_linear_attention_kernels  # noqa: F401
+import wrong_linear_kernels  # noqa: F401
 import wrong_log_prob_kernels  # noqa: F401
 import wrong_memory_kernels  # noqa: F401
 import wrong_merge_kernels  # noqa: F401

@@ -96,14 +96,14 @@ def through_chunks(
             x_rows = dense(x[at])
             logits = memory[: x_rows.shape[0]]
             gradient = logits.view(torch.bfloat16)[:, :classes] if narrow else logits
-            _multiply(x_rows, weight, logits, narrow)
+            multiply(x_rows, weight, logits, narrow)
             between(Rows(at, target[at], logits, gradient))
             if dx is not None:
                 of_rows = gradient.new_empty(x_rows.shape, dtype=torch.float32)
-                _multiply(gradient, weight.t(), of_rows, narrow)
+                multiply(gradient, weight.t(), of_rows, narrow)
                 dx[at] = of_rows.to(dx.dtype)
             if dweight is not None:
-                _multiply(gradient.t(), x_rows.t(), dweight, narrow, adds=start > 0)
+                multiply(gradient.t(), x_rows.t(), dweight, narrow, adds=start > 0)
             if dbias is not None:
                 dbias += gradient.sum(0, dtype=torch.float32)
     if dweight is not None and n_rows == 0:
@@ -111,7 +111,7 @@ def through_chunks(
     return Gradients(dx, dweight, dbias)
 
 
-def _multiply(a: Tensor, b: Tensor, out: Tensor, in_bfloat16: bool, adds: bool = False) -> None:
+def multiply(a: Tensor, b: Tensor, out: Tensor, in_bfloat16: bool, adds: bool = False) -> None:
     """Write ``a @ b.T`` into ``out``, float32 and contiguous, or add it; a and b have a dim of stride 1."""
     fields = (a, b, out, *out.shape, a.shape[1], *_operand(a), *_operand(b), adds, in_bfloat16)
     results_of(LibraryCall(library().linear_product, fields, out))

@@ -254,6 +254,15 @@ struct LinearProduct {
   int64_t in_bfloat16;  // 1: both operands are, and their products are those of pairs.h
 };
 
+// y = activation(x @ weight.T + bias), in float32: x (rows, terms), weight (columns, terms) whose rows are weight_row
+// apart, bias (columns).
+struct LinearForward {
+  const float *x, *weight, *bias;  // bias: null for none
+  float* y;                        // (rows, columns)
+  int64_t rows, columns, terms, weight_row;
+  int64_t activation;  // an Ungated, or -1 for none
+};
+
 // A chunk of rows of logits, to which a bias is added. A function with gradients overwrites them with their own, which
 // are float32, or bfloat16 in the first half of each row.
 struct LogitRows {
@@ -384,6 +393,7 @@ FUSEDOPS_EXPORT void fusedops_use_threads(void* parallel_for, void* get_num_thre
 FUSEDOPS_EXPORT int64_t fusedops_header();
 // 1 where products of bfloat16 are compiled, and this processor has their instruction.
 FUSEDOPS_EXPORT int64_t fusedops_multiplies_bfloat16();
+FUSEDOPS_EXPORT int64_t fusedops_is_amd();
 FUSEDOPS_EXPORT int fusedops_softmax_forward(const fusedops::SoftmaxForward* call);
 FUSEDOPS_EXPORT int fusedops_softmax_backward(const fusedops::SoftmaxBackward* call);
 FUSEDOPS_EXPORT int fusedops_attention_forward(const fusedops::AttentionForward* call);
@@ -407,6 +417,7 @@ FUSEDOPS_EXPORT int fusedops_linear_attention_forward(const fusedops::LinearAtte
 FUSEDOPS_EXPORT int fusedops_linear_attention_backward(const fusedops::LinearAttentionBackward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_forward(const fusedops::CrossEntropyForward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropyBackward* call);
+FUSEDOPS_EXPORT int fusedops_linear_forward(const fusedops::LinearForward* call);
 FUSEDOPS_EXPORT int fusedops_linear_product(const fusedops::LinearProduct* call);
 FUSEDOPS_EXPORT int fusedops_linear_loss(const fusedops::LinearLoss* call);
 FUSEDOPS_EXPORT int fusedops_linear_log_probs(const fusedops::LinearLogProbs* call);

@@ -17,6 +17,7 @@ _TYPES = {
     "int": "int",
     "int | None": "int?",
     "str": "str",
+    "str | None": "str?",
     "tuple[bool, ...]": "bool[]",
     "tuple[int, int] | None": "int[]?",
     "torch.dtype": "ScalarType",

@@ -28,6 +28,7 @@ from fusedops.integrations.transformers._modules.activations import recognised_a
 from fusedops.integrations.transformers._modules.experts import recognised_experts
 from fusedops.integrations.transformers._modules.gated import recognised_gated
 from fusedops.integrations.transformers._modules.gated_norms import recognised_gated_norm
+from fusedops.integrations.transformers._modules.linear import recognised_linear
 from fusedops.integrations.transformers._modules.norms import recognised_norm
 from fusedops.integrations.transformers._not_looked_at import not_looked_at
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
@@ -59,9 +60,12 @@ _OPS = (
 )
 _MOST_MODULES = 32  # of one whose outcome is kept for others that are alike
 _FUSED_LOSS = "linear_cross_entropy"  # by fused_loss=True, or by its name
+_LINEAR = "linear"  # by linear=True, or by its name
 
 
-def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool = False) -> Applied:
+def apply(
+    model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool = False, linear: bool = False
+) -> Applied:
     """Replace what a model computes by ops: norms, gated MLPs, GELU, experts and their routers, rotary embeddings,
     attention, the short convolution and the recurrence of hybrid models, the loss.
 
@@ -75,6 +79,8 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         fused_loss: a training step computes the loss by ``linear_cross_entropy`` and never makes the logits of all
             tokens. ``outputs.logits`` is then made on its first use, with a FusedOpsWarning: a step that uses it saves
             nothing. Under torch.compile the logits are made, with a FusedOpsWarning.
+        linear: linear layers of float32 on a CPU, besides the output embedding, are computed by ``linear`` where its
+            kernel is faster than torch's. The class of such a layer is then a subclass of torch.nn.Linear.
 
     Returns:
         the outcome for each class of modules, and :meth:`Applied.remove`.
@@ -100,8 +106,8 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
             f"apply: got model = {shown}, expected a torch.nn.Module; to fix: load it first, as in "
             f"AutoModelForCausalLM.from_pretrained(...)"
         )
-    chosen = _chosen(ops, fused_loss)
-    heads = heads_of(model) if _FUSED_LOSS in chosen else {}
+    chosen = _chosen(ops, fused_loss, linear)
+    heads = heads_of(model) if chosen & {_FUSED_LOSS, _LINEAR} else {}
     outcomes, losses = Counter[Any](), Counter[Any]()  # of _Outcome; losses also of None, for modules without one
     layouts = layouts_of(model.modules())
     recognisers: dict[str, _Recogniser] = {
@@ -114,13 +120,15 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         "top_k_routing": recognised_router,
         "bias_gelu": lambda module: None if module in inside else recognised_activation(module),
     }
+    if _LINEAR in chosen:
+        recognisers[_LINEAR] = recognised_linear
     inside = set[Module]()  # activations that a replaced module does not call
     shared: dict[Replacement, Replacement] = {}
     known: dict[Any, Any] = {}  # the layers of a model are alike
 
     def recognise(module: Module) -> tuple[str, Replacement | str | None]:
-        if module in heads:
-            return _FUSED_LOSS, recognised_head(module, heads[module])
+        if module in heads:  # which a second call may give the fused loss
+            return (_FUSED_LOSS, recognised_head(module, heads[module])) if _FUSED_LOSS in chosen else ("", None)
         if any(True for _ in islice(module.modules(), _MOST_MODULES, None)):
             return _recognised(module, recognisers)
         key = key_of(module), module in inside
@@ -164,14 +172,14 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     return applied
 
 
-def _chosen(ops: Iterable[str] | None, fused_loss: bool) -> set[str]:
+def _chosen(ops: Iterable[str] | None, fused_loss: bool, linear: bool) -> set[str]:
     if isinstance(ops, str):
         raise InvalidInputError(f"apply: got ops = {ops!r}, expected a list of names; to fix: write ops=[{ops!r}]")
     chosen = set(_OPS if ops is None else ops)
-    names = (*_OPS, _FUSED_LOSS)
+    names = (*_OPS, _FUSED_LOSS, _LINEAR)
     for name in sorted(map(str, chosen.difference(names))):
         raise InvalidInputError(f"apply: {unknown_name('op in ops', name, names)}")
-    return chosen | {_FUSED_LOSS} if fused_loss else chosen
+    return chosen | {name for name, wanted in ((_FUSED_LOSS, fused_loss), (_LINEAR, linear)) if wanted}
 
 
 def _name(model: Module) -> str:

@@ -180,6 +180,7 @@ int main() {
   test_philox();
   test_conversions();
   test_invalid();
+  test_linears();
   for (int64_t dtype : {FLOAT32, BFLOAT16, FLOAT16}) {
     for (int64_t sk : {1, 2, 3, 15, 16, 17, 33, 67, 130})
       for (int causal = 0; causal < 2; causal++)
@@ -227,6 +228,7 @@ int main() {
                       sizeof(LinearAttentionBackward),
                       sizeof(CrossEntropyForward),
                       sizeof(CrossEntropyBackward),
+                      sizeof(LinearForward),
                       sizeof(LinearProduct),
                       sizeof(LinearLoss),
                       sizeof(LinearLogProbs),

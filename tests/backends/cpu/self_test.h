@@ -62,6 +62,7 @@ void test_norms(int64_t dtype, int64_t rows, int64_t columns);
 void test_gated(int64_t dtype, int64_t rows, int64_t columns);
 void test_gated_norms(int64_t dtype, int64_t rows, int64_t columns);
 void test_losses(int64_t dtype, int64_t rows, int64_t columns);
+void test_linears();
 void test_quantized(int64_t dtype);
 void test_routings(int64_t dtype);
 void test_rotations(int64_t dtype);

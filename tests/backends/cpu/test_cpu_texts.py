@@ -13,6 +13,7 @@ from state import keep_backends
 import fusedops
 from fusedops_cpu._library import failure
 from fusedops_cpu._struct_call import _value
+from fusedops_cpu.linear.linear import linear
 
 TABLE = Table(__file__, "cpu_and_eager")
 pin = TABLE.pin
@@ -37,6 +38,12 @@ def freed_field() -> None:
     _value(bias)
 
 
+def another_processor() -> None:
+    (limit,) = {each for each in linear.constraints if each.describe() == "an AMD processor, and torch with MKL"}
+    weight = fusedops.TensorSpec((512, 512), torch.float32, "cpu", capability=(0, 0))
+    raise fusedops.InvalidInputError(str(limit.reasons({"weight": weight})[0]))
+
+
 def refused_by_the_library(status: int) -> Callable[[], None]:
     def run() -> None:
         raise failure(status)
@@ -51,6 +58,7 @@ pin("cosines", lambda: fusedops.rotary_embedding(ROW[None], None, *torch.ones(2,
 pin("no memory", freed, INVALID)
 pin("a field of a call", freed_field, INVALID)
 pin("the library", refused_by_the_library(2), INVALID)
+pin("another processor", another_processor, INVALID)
 pin("a target", refused_by_the_library(3), INVALID)
 
 test_a_text, test_no_text_is_left_over = TABLE.tests()

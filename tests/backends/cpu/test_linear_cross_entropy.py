@@ -45,7 +45,7 @@ def test_products_of_bfloat16_and_of_float32(narrow: bool, reduction: str, monke
 def multiplied(a: Tensor, b: Tensor, narrow: bool) -> Tensor:
     """Return ``a @ b.T`` in float32."""
     out = torch.empty(a.shape[0], b.shape[0])
-    _linear_logits._multiply(a, b, out, narrow)
+    _linear_logits.multiply(a, b, out, narrow)
     return out
 
 
@@ -78,7 +78,7 @@ def test_products_of_bfloat16_have_sums_in_float32(rows: int, terms: int) -> Non
         results = []
         for of_a, of_b in product((a, a.t().contiguous().t()), (b, b.t().contiguous().t())):
             out = torch.ones(rows, columns)
-            _linear_logits._multiply(of_a, of_b, out, True, adds=True)
+            _linear_logits.multiply(of_a, of_b, out, True, adds=True)
             results.append(out)
         assert all(torch.equal(each, results[0]) for each in results)
         assert bool(((results[0] - 1 - wanted).abs() <= 2e-6 * (size + 1)).all())

@@ -45,7 +45,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantized_linear, no bias": ("quantized_linear", {"bias": None}),
 }
 # a value in memory is a field of the struct; torch sums the gradient of the bias
-NEVER = {"cross_entropy, denominator", "quantized_linear"}
+NEVER = {"cross_entropy, denominator", "linear", "quantized_linear"}
 WIDENED = {"linear_attention"}  # 16-bit decays are copied to float32: such a call is not remembered
 
 
@@ -87,10 +87,15 @@ class Recorder:
         return replace(kernel, function=function, prepare=prepare)
 
 
+def _of_any_size(kernel: fusedops.Kernel) -> fusedops.Kernel:
+    kept = tuple(each for each in kernel.constraints if each not in kernel.for_speed)
+    return replace(kernel, constraints=kept, for_speed=())
+
+
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     made, backend = Recorder(), fusedops_cpu.fusedops_backend()
-    kernels = tuple(made.counted(kernel) for kernel in backend.kernels)
+    kernels = tuple(made.counted(_of_any_size(kernel)) for kernel in backend.kernels)
     fusedops.register(replace(backend, name="recorder", kernels=kernels))
     yield made
     fusedops.unregister("recorder")
@@ -132,6 +137,8 @@ def assert_equal(got: Any, want: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_kernel_called_again(form: str, dtype: torch.dtype, recorder: Recorder) -> None:
+    if form == "linear" and dtype is not torch.float32:
+        pytest.skip("the kernel takes float32 alone")
     call(form, dtype, seed=0)
     directions = {launcher.direction for launcher, _ in recorder.calls}
     assert directions == {each.direction for each in KERNELS if each.op == FORMS[form][0]}

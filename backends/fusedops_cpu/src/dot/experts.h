@@ -3,7 +3,7 @@
 // A routed row is one choice of a token. A choice outside [0, experts) is a sentinel: its row counts for nothing.
 #pragma once
 
-#include "elementwise/gated.h"
+#include "dot/activation.h"
 #include "once.h"
 #include "rows.h"
 #include "tile/block.h"
@@ -11,8 +11,9 @@
 namespace fusedops {
 namespace {
 
-constexpr int64_t ROWS = 264;       // rows of one expert in a block of work: whole tiles
-constexpr int64_t COLUMNS = 512;    // columns of a product in a block of work
+constexpr int64_t ROWS = 264;     // rows of one expert in a block of work: whole tiles
+constexpr int64_t COLUMNS = 512;  // columns of a product in a block of work
+static_assert(COLUMNS <= ActivationPass::CHUNK);
 constexpr int64_t PANEL = 1 << 22;  // numbers between the products of a panel, at most, unless one expert has more
 constexpr int64_t FEW_ROWS = 48;    // so few rows of each expert have narrower blocks, so that each thread has some
 constexpr int64_t FEW_COLUMNS = 64;
@@ -96,11 +97,6 @@ class Route {
   Buffer<Piece> pieces_;
 };
 
-template <class Call>
-bool is_gated(const Call& call) {
-  return call.activation <= GELU_ERF;
-}
-
 // The columns of an up-projection, 2 * inner or inner.
 template <class Call>
 int64_t width_of_up(const Call& call) {
@@ -144,51 +140,6 @@ Status each_block(const Panel& panel, int64_t columns, int64_t parts, int64_t te
     f(panel.pieces[block / blocks], first, std::min(width, columns - first), product, buffers->of(worker));
   });
   return OK;
-}
-
-// The activation of an up-projection on some of its rows.
-class ActivationPass {
- public:
-  static constexpr int64_t CHUNK = COLUMNS;  // at most
-
-  template <class Call>
-  explicit ActivationPass(const Call& call)
-      : code_(call.activation), gated_(is_gated(call)), interleaved_(gated_ && call.interleaved), settings_(call) {
-    std::fill(ones_, ones_ + CHUNK, 1.0f);
-  }
-  bool interleaved() const { return interleaved_; }
-  bool gated() const { return gated_; }
-
-  // y[0..n) of n numbers, and of as many of up, where it is gated.
-  void forward(const float* gate, const float* up, float* y, int64_t n) const {
-    if (code_ < RELU) return FORWARD<float>[code_ % 3](settings_, gate, gated_ ? up : ones_, y, n);
-    const bool squared = code_ == SQUARED_RELU;
-    each(n, [=](int64_t i, auto lanes) {
-      const vfloat v = positive_part(load(gate + i, lanes));
-      store(y + i, squared ? v * v : v, lanes);
-    });
-  }
-
-  void backward(const float* grad, const float* gate, const float* up, float* dgate, float* dup, int64_t n) const {
-    if (code_ < RELU)
-      return BACKWARD<float>[code_ % 3](settings_, grad, gate, gated_ ? up : ones_, dgate, gated_ ? dup : nullptr, n);
-    const bool squared = code_ == SQUARED_RELU;
-    each(n, [=](int64_t i, auto lanes) {
-      const vfloat g = load(gate + i, lanes);
-      const vfloat slope = squared ? positive_part(g) * 2.0f : where_positive(g, all(1.0f), vfloat{});
-      store(dgate + i, load(grad + i, lanes) * slope, lanes);
-    });
-  }
-
- private:
-  int64_t code_;
-  bool gated_, interleaved_;
-  Settings settings_;
-  float ones_[CHUNK];
-};
-
-INLINE void add_to(float* sum, const float* terms, int64_t n) {
-  each(n, [=](int64_t i, auto lanes) { store(sum + i, load(sum + i, lanes) + load(terms + i, lanes), lanes); });
 }
 
 // True where the products are those of bfloat16: the activations and their gradients are then rounded to it once.

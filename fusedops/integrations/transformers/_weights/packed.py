@@ -18,6 +18,8 @@ from fusedops._report.suggestion import unknown_name
 from fusedops._report.threads import log_spinning_threads
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
+from fusedops.integrations.transformers._modules.linear import Dense
+from fusedops.integrations.transformers._replacement import own_class, replacement_of, restore
 from fusedops.nn import QuantizedEmbedding, QuantizedLinear
 from fusedops.nn._packed_weight import UNPACK
 from fusedops.nn._quantized import KEYS
@@ -106,7 +108,7 @@ def _pack_all(model: Module, format: str, patterns: tuple[str, ...]) -> list[Row
             continue
         if not reason and id(layer.weight) in kept:
             reason = "a module that is left has the same weight"
-        outcomes[type(layer).__name__, "" if reason else _OPS[_PACKED[type(layer)]], reason] += 1
+        outcomes[type(layer).__name__, "" if reason else _OPS[_PACKED[_class_of(layer)]], reason] += 1
         if not reason:
             tied.setdefault(id(layer.weight), []).append(layer)
     for group in tied.values():
@@ -122,7 +124,7 @@ def _reason_to_leave(name: str, layer: Linear | Embedding, format: str, patterns
         return ""
     if any(fnmatchcase(name, pattern) for pattern in patterns):
         return "skip has its name"
-    if type(layer) not in _PACKED:
+    if _class_of(layer) not in _PACKED:
         return "its class has a forward of its own"
     if isinstance(layer, Embedding) and layer.max_norm is not None:
         return "max_norm changes its weight"
@@ -135,6 +137,11 @@ def _reason_to_leave(name: str, layer: Linear | Embedding, format: str, patterns
         return f"a row has {columns} weights, no multiple of {block}, the block of {format}"
     beyond = quantization.beyond_range(layer.weight, format)
     return f"its weight has {beyond}" if beyond else ""
+
+
+def _class_of(layer: Linear | Embedding) -> type[Module]:
+    """Return the class of a layer, also where ``apply(linear=True)`` has replaced its forward."""
+    return own_class(layer) if isinstance(replacement_of(layer), Dense) else type(layer)
 
 
 def _weights_of_others(model: Module, chosen: list[Linear | Embedding]) -> set[int]:
@@ -150,6 +157,8 @@ def _weights_of_others(model: Module, chosen: list[Linear | Embedding]) -> set[i
 
 def pack(layer: Any, packed: Parameter, format: str) -> None:
     """Give a linear layer or an embedding a packed weight in place of its own, which may be on the meta device."""
+    if _class_of(layer) is not type(layer):
+        restore(layer)
     layer.weight_dtype = layer.weight.dtype
     _exchange(layer, "weight", KEYS[format], packed)
     layer.format = format

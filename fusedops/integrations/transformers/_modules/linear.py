@@ -1,0 +1,59 @@
+"""Linear layers of torch, of float32 on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import Linear, Module
+
+from fusedops import ops
+from fusedops._explain import explain
+from fusedops._torch import autocasts
+from fusedops.integrations.transformers._replacement import Replacement, own_class
+from fusedops.integrations.transformers._trial.twin import is_replaced_elsewhere
+
+
+@dataclass(frozen=True)
+class Dense(Replacement):
+    """A replaced linear layer."""
+
+    op: str = "linear"
+
+    def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute the layer by the op where all is float32 on the CPU, else by torch's function."""
+        (x,) = (*args, *kwargs.values())
+        weight, bias = module.weight, module.bias
+        if (
+            x.dtype is weight.dtype is torch.float32
+            and x.is_cpu
+            and weight.is_cpu
+            and not autocasts("cpu")
+            and x.dim()
+            and x.shape[-1] == weight.shape[1]
+        ):
+            return ops.linear(x, weight, bias)
+        return torch.nn.functional.linear(x, weight, bias)
+
+
+def recognised_linear(module: Module) -> Replacement | str | None:
+    """Return the replacement of a linear layer, the reason why it is left, or None for a module of another class.
+
+    >>> recognised_linear(torch.nn.Linear(2, 2))
+    "torch's own product is as fast: got dim 0 of weight = 2, expected a size of at least 256"
+    >>> recognised_linear(torch.nn.Linear(2, 2, device="meta"))
+    'its weight is not on a CPU in float32'
+    """
+    if own_class(module) is not Linear:
+        return None
+    if is_replaced_elsewhere(module):
+        return "another library has replaced its forward"
+    weight: Any = dict(module.named_parameters(recurse=False)).get("weight")
+    if weight is None or weight.device.type != "cpu" or weight.dtype is not torch.float32 or weight.dim() != 2:
+        return "its weight is not on a CPU in float32"
+    candidates = explain("linear", weight.detach()[:1], weight, None).candidates
+    if any(each.status == "eligible" for each in candidates):  # after a faster one
+        return Dense()
+    refused = [each.reasons[0].detail for each in candidates if each.reasons and not each.is_other]
+    return "torch's own product is as fast" + "".join(f": {reason}" for reason in refused[:1])

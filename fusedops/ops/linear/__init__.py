@@ -1,0 +1,1 @@
+"""Linear layers of plain weights."""
