@@ -14,9 +14,9 @@ from gguf_files import llama, write
 from torch import nn
 
 import fusedops.nn
-from fusedops import FusedOpsWarning
+from fusedops import FusedOpsWarning, InvalidInputError
 from fusedops._report import threads
-from fusedops.integrations.transformers import apply, from_gguf, quantize
+from fusedops.integrations.transformers import Row, apply, from_gguf, quantize
 from fusedops.quantization import dequantize
 
 IDS = torch.arange(3, 25).view(2, 11)
@@ -56,6 +56,21 @@ def test_quantize_before_and_after_apply(tied: bool, first: Any) -> None:
     assert not any(isinstance(each, fusedops.nn.QuantizedLinear) for each in model.modules())
     assert is_tied(model) is tied
     torch.testing.assert_close(logits(model), want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_of_a_model_stays_tied_and_cannot_be_saved(tmp_path: Path) -> None:
+    model = llama(tied=True)
+    assert Row("Embedding", "", 1, "a module that is left has the same weight") in quantize(model.model).rows
+    assert is_tied(model)
+    with pytest.raises(InvalidInputError, match="save_pretrained: got a model with packed weights"):
+        model.save_pretrained(tmp_path)
+    quantize(model)
+    assert is_tied(model)
+    model.tie_weights()
+    quantize(model.model, skip=["*"]).remove()
+    assert is_tied(model)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(transformers.LlamaForCausalLM.from_pretrained(tmp_path)), logits(model))
 
 
 def test_what_is_left_has_a_reason() -> None:

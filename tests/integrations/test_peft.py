@@ -29,8 +29,8 @@ def with_adapter(model: Any, **options: Any) -> Any:
     import peft
 
     torch.manual_seed(1)
-    targets = ["q_proj", "v_proj"]
-    config = peft.LoraConfig(r=4, target_modules=targets, **{"init_lora_weights": False, **options})
+    defaults = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+    config = peft.LoraConfig(r=4, **{**defaults, **options})
     return peft.get_peft_model(model, config)
 
 
@@ -43,17 +43,25 @@ def logits(model: Any) -> torch.Tensor:
         return model(input_ids=IDS).logits
 
 
-@pytest.mark.parametrize(("format", "options"), [("Q8_0", {}), ("Q4_1", {}), ("Q8_0", {"use_dora": True})])
+@pytest.mark.parametrize(
+    ("format", "options"),
+    [
+        ("Q8_0", {}),
+        ("Q4_1", {}),
+        ("Q8_0", {"use_dora": True}),
+        ("Q8_0", {"trainable_token_indices": [4, 7]}),  # of the tied head, too
+    ],
+)
 def test_an_adapter_on_packed_weights(format: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Its gradients are those on the unpacked weights; it is trained, saved, loaded, and merged after ``remove``."""
     import peft
 
-    model, plain = llama(), llama()
+    model, plain = llama(tied=True), llama(tied=True)
     packed, _ = quantize(model, format=format), apply(model)
     quantize(plain, format=format).remove()  # to the values of the format
     adapted, want = with_adapter(model, **options), with_adapter(plain, **options)
     assert trained(adapted).keys() == trained(want).keys()
-    assert all("lora_" in name for name in trained(adapted))
+    assert all("lora_" in name or "trainable_tokens" in name for name in trained(adapted))
     optimizer = torch.optim.AdamW(trained(adapted).values(), lr=1e-2)
     losses = []
     for step in range(3):
@@ -68,7 +76,7 @@ def test_an_adapter_on_packed_weights(format: str, options: dict[str, Any], tmp_
         optimizer.zero_grad()
     assert losses[0] > losses[1] > losses[2]
     adapted.save_pretrained(tmp_path)
-    other = llama()
+    other = llama(tied=True)
     quantize(other, format=format), apply(other)
     assert torch.equal(logits(peft.PeftModel.from_pretrained(other, tmp_path)), logits(adapted))
     after = logits(adapted)
@@ -95,6 +103,15 @@ def test_a_packed_weight_is_not_merged(merge: Callable[[Any], Any]) -> None:
         merge(adapted)
     model = adapted.unload()
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_the_adapter_of_a_tied_embedding_is_that_of_the_head() -> None:
+    options = {"target_modules": ["embed_tokens"], "ensure_weight_tying": True}
+    model, plain = llama(tied=True), llama(tied=True)
+    quantize(model), quantize(plain).remove()
+    adapted, want = with_adapter(model, **options), with_adapter(plain, **options)
+    assert trained(adapted).keys() == trained(want).keys()
+    torch.testing.assert_close(logits(adapted), logits(want), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("start", ["pissa", "olora"])

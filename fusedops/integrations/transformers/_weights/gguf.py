@@ -97,7 +97,7 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
             FusedOpsWarning,
             stacklevel=2,
         )
-    packed_model(model)
+    packed_model(model, model.modules())
     return model.train(False)
 
 

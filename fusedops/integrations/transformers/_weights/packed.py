@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 import weakref
@@ -36,8 +37,9 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
     A layer becomes a :class:`fusedops.nn.QuantizedLinear` or :class:`fusedops.nn.QuantizedEmbedding`: its place, name,
     hooks and bias stay, and the packed weight is its parameter ``packed_<format>``, of uint8, such as ``packed_Q8_0``.
     Its ``weight`` can be read, and is unpacked for each use of its numbers; a write to it is an error. Tied weights
-    stay one. Layers whose class has a forward of its own are left. One weight is packed after another, and the
-    unpacked one is freed. ``apply`` may be called before or after.
+    stay one: a layer of a part of a model is left where the rest has its weight. Layers whose class has a forward of
+    its own are left. One weight is packed after another, and the unpacked one is freed. ``apply`` may be called before
+    or after.
 
     ``load_state_dict`` takes the state dict of a model that is packed in the same format. ``save_pretrained`` raises:
     ``from_pretrained`` cannot read packed weights. To write one, such as by ``resize_token_embeddings``, unpack first.
@@ -84,20 +86,22 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
             fix = f"write {near[0]!r}" if near else "see model.named_modules()"
             text = f"quantize: got skip = {pattern!r}, expected the name of a linear layer or embedding; to fix: {fix}"
             warnings.warn(text, FusedOpsWarning, stacklevel=2)
-    applied = Applied(type(model).__name__, _pack_all(model, format, patterns), lambda: unpack(model), nothing=_NOTHING)
+    whole = _whole(model)
+    rows = _pack_all(model, whole, format, patterns)
+    applied = Applied(type(model).__name__, rows, lambda: unpack(model), nothing=_NOTHING)
     if applied.ops:
-        packed_model(model)
+        packed_model(model, whole)
     else:
         warnings.warn(f"quantize: {applied!r}", FusedOpsWarning, stacklevel=2)
     return applied
 
 
-def _pack_all(model: Module, format: str, patterns: tuple[str, ...]) -> list[Row]:
+def _pack_all(model: Module, whole: list[Any], format: str, patterns: tuple[str, ...]) -> list[Row]:
     """Pack the weights of the layers that can be packed; return the outcomes."""
     modules: dict[str, Any] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
     layers = {name: each for name, each in modules.items() if isinstance(each, (Linear, Embedding))}
     reasons = {name: _reason_to_leave(name, each, format, patterns) for name, each in layers.items()}
-    kept = _weights_of_others(model, [each for name, each in layers.items() if not reasons[name]])
+    kept = _weights_of_others(whole, [each for name, each in layers.items() if not reasons[name]])
     outcomes: Counter[tuple[str, str, str]] = Counter()
     tied: dict[int, list[Linear | Embedding]] = {}  # by the id of the weight: a reference would keep it
     for name, layer in layers.items():
@@ -144,13 +148,31 @@ def _class_of(layer: Linear | Embedding) -> type[Module]:
     return own_class(layer) if isinstance(replacement_of(layer), Dense) else type(layer)
 
 
-def _weights_of_others(model: Module, chosen: list[Linear | Embedding]) -> set[int]:
-    """Return the ids of a model's parameters besides the weights of the chosen layers."""
+def _whole(model: Module) -> list[Any]:
+    """Return the modules of a model and of those that it is a part of, to which it has no reference."""
+    parents: dict[int, list[Any]] = {}
+    for each in gc.get_objects():
+        if issubclass(type(each), Module):  # not isinstance, which runs code of lazy objects
+            own = cast("dict[str, dict[str, Any]]", vars(each))
+            for child in list(own.get("_modules", {}).values()):  # a list: another thread may be making the module
+                parents.setdefault(id(child), []).append(each)
+    found: dict[int, Any] = {}
+    rest: list[Any] = [model]
+    while rest:
+        module = rest.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            rest += [*module.children(), *parents.get(id(module), [])]
+    return list(found.values())
+
+
+def _weights_of_others(whole: list[Any], chosen: list[Linear | Embedding]) -> set[int]:
+    """Return the ids of parameters besides the weights of the chosen layers."""
     weights = {id(module) for module in chosen}
     return {
         id(parameter)
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        for module in whole
+        for name, parameter in module._parameters.items()
         if id(module) not in weights or name != "weight"
     }
 
@@ -203,33 +225,61 @@ class _SavePretrained:
         return _SavePretrained, (self._model(),)  # a copy of the model holds the copy
 
 
-def packed_model(model: Module) -> None:
+def packed_model(model: Module, whole: Iterable[Module]) -> None:
     """Finish a model whose weights are packed: a save that could not be read is refused, and slow threads are named."""
-    _guard_save(model)
+    _declare(whole)
     if next(model.parameters()).is_cpu:
         log_spinning_threads()  # each token waits for them at each layer
 
 
-def _guard_save(model: Module) -> None:
-    """Let ``save_pretrained`` of the models of transformers in a module refuse packed weights."""
+def _declare(modules: Iterable[Any]) -> None:
+    """Let models of transformers refuse a save and name their ties, as their layers are now."""
     modeling: Any = sys.modules.get("transformers.modeling_utils")
-    for module in model.modules():
-        if modeling is not None and isinstance(module, modeling.PreTrainedModel):
-            setattr(module, "save_pretrained", _SavePretrained(module))  # noqa: B010
+    for model in modules:
+        if modeling is not None and isinstance(model, modeling.PreTrainedModel):
+            if _layers(model):
+                setattr(model, "save_pretrained", _SavePretrained(model))  # noqa: B010
+            elif isinstance(vars(model).get("save_pretrained"), _SavePretrained):
+                del model.save_pretrained
+            _name_ties(model)
+
+
+def _name_ties(model: Any) -> None:
+    """Name tied weights as they are named now: PEFT finds them by the names that a model declares."""
+    declared: Any = model._tied_weights_keys
+    if not isinstance(declared, dict):
+        return
+    named: Iterable[tuple[str, Any]] = model.named_modules(remove_duplicate=False)
+    layers = {name: each for name, each in named if type(each) in _OPS}
+    ties = dict(_tie(target, source, layers) for target, source in cast("dict[str, str]", declared).items())
+    if ties == type(model)._tied_weights_keys:
+        vars(model).pop("_tied_weights_keys", None)
+    elif ties != declared:
+        model._tied_weights_keys = ties
+
+
+def _tie(target: str, source: str, layers: dict[str, Any]) -> tuple[str, str]:
+    """Return the names of two tied parameters; only weights change theirs."""
+    (path, dot, leaf), (other, _, leaf_of_other) = target.rpartition("."), source.rpartition(".")
+    if not {leaf, leaf_of_other} <= {"weight", *KEYS.values()}:
+        return target, source
+    key, layer, tied = "weight", layers.get(path), layers.get(other)
+    if layer is not None and tied is not None and layer.packed is tied.packed:
+        key = KEYS[layer.format]
+    return f"{path}{dot}{key}", f"{other}.{key}"
 
 
 def unpack(model: Module) -> None:
     """Give every packed layer of a model its unpacked weight."""
-    layers = _layers(model)
+    whole, packed = _whole(model), {id(each.packed) for each in _layers(model)}
     tied: dict[int, list[Any]] = {}
-    for layer in layers:
-        tied.setdefault(id(layer.packed), []).append(layer)
+    for layer in whole:
+        if type(layer) in _OPS and id(layer.packed) in packed:
+            tied.setdefault(id(layer.packed), []).append(layer)
     for group in tied.values():
         weight = Parameter(group[0].dequantize())
         for layer in group:
             _exchange(layer, KEYS[layer.format], "weight", weight)
             layer.__class__ = next(plain for plain, packed in _PACKED.items() if packed is type(layer))
             del layer.format, layer.weight_dtype
-    for module in model.modules():
-        if isinstance(vars(module).get("save_pretrained"), _SavePretrained):
-            del module.save_pretrained
+    _declare(whole)
