@@ -126,8 +126,9 @@ overhead: $(VENV)/ready  ## measure the cost of selecting a backend
 bench: $(VENV)/ready  ## compare CPU speed with plain torch, Megatron's fallback and torch.compile (40 minutes, idle machine)
 	benchmarks/cpu.sh $(BIN)/python $(RESULTS)
 
-gpu:  ## on a machine with a GPU, with the packages of PYTHON: tests, compute-sanitizer, benchmark (9 minutes)
-	$(PYTHON) -m benchmarks.gpu $(if $(OUT),--out $(OUT)) $(if $(WHEELS),--wheels $(WHEELS)) $(ARGS)
+gpu:  ## on a machine with a GPU, with the packages of PYTHON: tests, benchmark, compute-sanitizer (25 minutes; COMMAND=1: 10)
+	$(PYTHON) -m benchmarks.gpu $(if $(COMMAND),--command $(COMMAND)) $(if $(OUT),--out $(OUT)) \
+	    $(if $(WHEELS),--wheels $(WHEELS)) $(if $(KERNELS),--kernels $(KERNELS)) $(ARGS)
 
 gpu-wheels: $(VENV)/ready  ## download the peers of `make gpu WHEELS=build/gpu-wheels`, for Python 3.12 on Linux
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version 3.12 \
@@ -136,7 +137,7 @@ gpu-wheels: $(VENV)/ready  ## download the peers of `make gpu WHEELS=build/gpu-w
 	$(BIN)/python -m benchmarks.gpu.packages build/gpu-wheels
 
 gpu-dry: $(VENV)/ready  ## every step of `make gpu` on a CPU, with small sizes
-	$(BIN)/python -m benchmarks.gpu --dry $(ARGS)
+	$(BIN)/python -m benchmarks.gpu --dry $(if $(COMMAND),--command $(COMMAND)) --kernels build/gpu-dry-kernels.tar.gz $(ARGS)
 
 npu:  ## on a machine with an Ascend device, with the packages of PYTHON: conformance kit, tests, benchmark
 	benchmarks/npu.sh $(PYTHON)

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import report
+from benchmarks import headline, report
 from benchmarks.calls import SWEEPS, cases
 from benchmarks.gpu.steps import BROKEN
 from benchmarks.machine import TUNED, environment
@@ -89,7 +89,7 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     elements = options.elements or (2**25 if options.device == "cpu" else 2**28)
     todo = [
-        (testing.OPS[name], case, getattr(torch, dtype))
+        (testing.OPS[name], case, getattr(torch, headline.DTYPES.get((name, case.name), dtype)))
         for dtype in options.dtypes
         for name in options.ops
         for case in cases(testing.OPS[name], options.sweep, elements, options.grow)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from benchmarks import headline
 from fusedops import Case, Op, TensorSpec, testing
-from fusedops.testing._calls import specs
-from fusedops.testing._roles import classes, masks, offsets, one_elements, packed_rows
+from fusedops.testing._calls import moved_between, specs
+from fusedops.testing._roles import between, classes, masks, offsets, one_elements, packed_rows
 
 SWEEPS = ("large", "cases", "headline", "length", "length-masked", "size")
 _SEED = 2**40 + 7
@@ -76,7 +76,15 @@ def arguments(op: Op, case: Case, dtype: torch.dtype, device: str) -> tuple[Any,
         mask = args[op.parameters.index(name)]
         if isinstance(mask, Tensor):
             mask[..., 0] = False
-    return args
+    orders = headline.ORDERS.get((op.name, case.name), {})
+    return tuple(_in_order(arg, orders.get(name)) for name, arg in zip(op.parameters, args))
+
+
+def _in_order(arg: Any, order: tuple[int, ...] | None) -> Any:
+    """Return an argument; a tensor with its dims in memory in this order, where there is one."""
+    if order is None:
+        return arg
+    return arg.permute(order).contiguous().permute(*sorted(range(len(order)), key=order.__getitem__))
 
 
 def _made(op: Op, call: Mapping[str, Any], name: str) -> Any:
@@ -85,7 +93,9 @@ def _made(op: Op, call: Mapping[str, Any], name: str) -> Any:
     if not isinstance(spec, TensorSpec):
         return spec
     if spec.is_floating_point():
-        return torch.randn(spec.shape, dtype=spec.dtype, device=spec.device)
+        numbers = torch.randn(spec.shape, dtype=spec.dtype, device=spec.device)
+        bounds = [(each.low, each.high) for each in between(op) if each.name == name]
+        return moved_between(3 * numbers, *bounds[0]) if bounds else numbers
     if name in one_elements(op):
         return torch.full(spec.shape, _SEED, dtype=spec.dtype, device=spec.device)
     if name in masks(op) or spec.dtype == torch.bool:
@@ -96,7 +106,9 @@ def _made(op: Op, call: Mapping[str, Any], name: str) -> Any:
     for each in offsets(op):
         if each.name == name:
             rows = call[each.of or op.parameters[0]].shape[each.dim]
-            return torch.randint(rows + 1, spec.shape, dtype=spec.dtype, device=spec.device).sort(-1).values
+            before = int(each.bounds)  # the start of the first group; the groups are alike
+            ends = torch.arange(1 - before, spec.shape[0] + 1 - before, dtype=spec.dtype, device=spec.device)
+            return ends * rows // max(spec.shape[0] - before, 1)
     of = {each.name: call[each.of or op.parameters[0]].shape[each.dim] for each in classes(op)}
     most = of.get(name, call[op.parameters[0]].shape[-1])
     return torch.randint(max(most, 1), spec.shape, dtype=spec.dtype, device=spec.device)

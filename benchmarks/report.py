@@ -15,11 +15,13 @@ from typing import Any
 from benchmarks import headline
 
 RESULTS = Path(__file__).parent / "results"
-HEADLINE = "headline"  # the name of the file of that sweep
+HEADLINE = "headline"  # how the names of the files of that sweep begin
 Rows = list[dict[str, Any]]
 
 #: Below this speed-up plain torch is faster by more than noise: the ratio is marked, and listed.
 SLOW = 0.95
+#: The share of a call's time, in percent, below which a kernel is not listed.
+LEAST = 3.0
 PEERS = {
     "torch": "x torch",
     "megatron's torch path": "x Megatron",
@@ -43,12 +45,27 @@ def runs(folder: Path = RESULTS) -> Iterator[tuple[Path, Rows]]:
             yield path, rows
 
 
-def launches(folder: Path = RESULTS) -> Iterator[tuple[Path, Rows]]:
-    """Yield the files with the host time of launches."""
+def with_field(folder: Path, name: str) -> Iterator[tuple[Path, Rows]]:
+    """Yield the files of other records, which have this field: "launcher", with host times, or "kernel"."""
     for path in sorted([*folder.glob("*/*.jsonl"), *folder.glob("*.jsonl")]):
         rows = read(path)
-        if rows and "launcher" in rows[0]:
+        if rows and name in rows[0]:
             yield path, rows
+
+
+def kernel_table(rows: Rows) -> list[str]:
+    """Return a line for each kernel that has a part of a call's time to see."""
+    whole: dict[tuple[str, ...], float] = {}
+    for row in rows:
+        key = (row["op"], row["case"], row["mode"])
+        whole[key] = whole.get(key, 0.0) + row["us"]
+    lines = ["| call | mode | kernel | calls | us | % |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        share = 100 * row["us"] / (whole[row["op"], row["case"], row["mode"]] or 1.0)
+        if share >= LEAST:
+            cells = (f"{row['op']}, {row['case']}", row["mode"], row["kernel"], f"{row['calls']:g}")
+            lines.append(f"| {' | '.join(cells)} | {row['us']:.0f} | {share:.0f} |")
+    return lines
 
 
 def launch_table(rows: Rows) -> list[str]:
@@ -106,10 +123,11 @@ def marked(ratio: float) -> str:
 
 def sections(folder: Path) -> Iterator[str]:
     """Yield the lines of the tables of a folder's runs."""
-    for path, rows in sorted(runs(folder), key=lambda run: run[0].stem != HEADLINE):  # first
-        yield from (f"## {title(rows, 'the headline calls' if path.stem == HEADLINE else '')}", "")
+    for path, rows in sorted(runs(folder), key=lambda run: not run[0].stem.startswith(HEADLINE)):  # first
+        is_headline = path.stem.startswith(HEADLINE)
+        yield from (f"## {title(rows, 'the headline calls' if is_headline else '')}", "")
         yield from (machine(path, rows[0]), "")
-        yield from (*(headline.table(rows) if path.stem == HEADLINE else table(rows)), "")
+        yield from (*(headline.table(rows) if is_headline else table(rows)), "")
         for picture in sorted(path.parent.glob(f"{path.stem}-*.png")):
             if not any(picture.stem.startswith(f"{other.stem}-") for other in path.parent.glob(f"{path.stem}-*.jsonl")):
                 drawn = (
@@ -118,7 +136,9 @@ def sections(folder: Path) -> Iterator[str]:
                     else "speed-up over plain torch"
                 )
                 yield from (f"![Plot of the run {path.stem}: {drawn}]({link(picture)})", "")
-    for path, rows in launches(folder):
+    for path, rows in with_field(folder, "kernel"):
+        yield from (f"## {rows[0]['device']}: kernels", "", machine(path, rows[0]), "", *kernel_table(rows), "")
+    for path, rows in with_field(folder, "launcher"):
         first = rows[0]
         where = f"{first['device']}, torch {first['torch']}, triton {first['triton']}, commit `{first['commit'][:12]}`"
         yield from (f"## {first['device']}: host time of a launch", "", f"{where}. [{path.name}]({link(path)})", "")

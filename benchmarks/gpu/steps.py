@@ -1,4 +1,7 @@
-"""The steps of ``make gpu``, as data: one list for each phase, whose steps run at the same time."""
+"""The steps of ``make gpu``, as data: three commands, each a list of phases, whose steps run at the same time.
+
+The first command has what teaches most where no other one runs.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import headline
+from benchmarks.peers import PEERS
 
 
 class Step(NamedTuple):
@@ -44,19 +48,43 @@ BYTES = (
     "geglu", "rotary_embedding", "bias_gelu", "bias_dropout", "bias_dropout_add",
 )  # fmt: skip
 
-_BOTH = ("--elements", str(2**28), "--dtypes", "bfloat16", "float32")
 
-#: The measurements, the first ones first: their options, seconds, the processes that compile ahead, and the ops of the
-#: dry run, which Triton's interpreter computes; tests/docs/test_benchmarks.py measures every op.
+class Measured(NamedTuple):
+    """A run of ``python -m benchmarks``.
+
+    Attributes:
+        options: the sweep, sizes and dtypes.
+        ops: that are measured.
+        seconds: its limit.
+        ahead: the processes that compile its calls before.
+        small: the ops of the dry run, which Triton's interpreter computes.
+        without: the providers that are left out.
+    """
+
+    options: tuple[str, ...]
+    ops: tuple[str, ...]
+    seconds: float
+    ahead: int = 0
+    small: tuple[str, ...] = ("rms_norm",)
+    without: tuple[str, ...] = ()
+
+
+#: The providers that are not fusedops.
+OTHERS = ("torch", "torch.compile", "torch sdpa", *sorted({name for peers in PEERS.values() for name in peers}))
+_HEADLINE = ("--sweep", "headline", "--elements", str(2**30), "--dtypes", "bfloat16")
+_BOTH = ("--elements", str(2**28), "--dtypes", "bfloat16", "float32")
+#: Ops whose chains of torch calls are loops, which take minutes to compile.
+_LOOPS = ("linear_attention", "experts")
+#: fusedops alone, all calls; and the same beside the others, the op of the shorter loop last.
 MEASUREMENTS = {
-    "headline": (
-        ("--sweep", "headline", "--elements", str(2**30), "--dtypes", "bfloat16", "--ops", *headline.CALLS),
-        105.0,
-        3,
-        ("linear_cross_entropy", "rms_norm"),
+    "headline ours": Measured(
+        _HEADLINE, (*headline.CALLS,), 150, small=("linear_cross_entropy", "rms_norm"), without=OTHERS
     ),
-    "large": (("--sweep", "large", "--grow", *_BOTH, "--ops", *BYTES), 90.0, 3, ("rms_norm",)),
-    "length": (("--sweep", "length", *_BOTH, "--ops", "scaled_masked_softmax", "rms_norm"), 35.0, 2, ("rms_norm",)),
+    "headline": Measured(
+        _HEADLINE, (*(op for op in headline.CALLS if op not in _LOOPS), "experts"), 170, 4, without=("torch",)
+    ),
+    "large": Measured(("--sweep", "large", "--grow", *_BOTH), BYTES, 90, 3),
+    "length": Measured(("--sweep", "length", *_BOTH), ("scaled_masked_softmax", "rms_norm"), 35, 2),
 }
 
 #: The exit status of a measurement whose process can no longer use its device, and the calls of a measurement that may
@@ -70,25 +98,55 @@ NO_CACHING = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 IN_PROCESS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-def phases(target: Target) -> list[list[Step]]:
+#: Selects what no GPU has run, or not as it is today; and the ops whose kernels the step "kernels" lists.
+_NEW = "(linear_attention or quantized or log_probs or grouped or experts or causal_conv1d or merge)"
+_LISTED = ("experts", "linear_attention", "linear_cross_entropy", "causal_conv1d")
+
+
+def commands(target: Target) -> list[list[list[Step]]]:
     """Return the steps. Phases follow each other; nothing runs beside a measurement, but in the dry run, which has none
-    that counts: it has the measurements in one phase.
+    that counts: it has the measurements of a command in one phase.
     """
-    info = Step("info", _python("-m", "fusedops", "info"), 30)
-    doctor = Step("doctor", _python("-m", "fusedops", "doctor"), 30)
-    compile_ahead = [step for name in MEASUREMENTS for step in _compile_ahead(target, name)]
-    sanitizers = [_sanitizer(target, tool) for tool in ("memcheck", "racecheck")]
-    plots = Step("report", _python("-m", "benchmarks", "report", str(target.results)), 30)
-    measured = [
-        [_measure(target, "headline")],
-        [_launch(target)],
-        [_measure(target, "large")],
-        [_large_tensors(target), _kit_calls(target)],
-        [_measure(target, "length")],
+    return [
+        [
+            [
+                Step("info", _python("-m", "fusedops", "info"), 30),
+                Step("doctor", _python("-m", "fusedops", "doctor"), 30),
+            ],
+            [_tests(target, "tests, new", f"triton and {_NEW}", 100)],
+            [_same_bits(target), *_sanitizers(target, "new", f"triton and bfloat16 and {_NEW}", 70)],
+            *_measured(target, _kernels(target), _measure(target, "headline ours")),
+            # about 120 processor-seconds on each of 16: 12 processes, beside 10 others, took 139 s, and more ops came
+            [_tests(target, "tests", f"not calls and not (triton and {_NEW})", 185)],
+        ],
+        [
+            [step for name in MEASUREMENTS for step in _compile_ahead(target, name)],
+            *_measured(
+                target,
+                _measure(target, "headline"),
+                _launch(target),
+                _measure(target, "large"),
+                _measure(target, "length"),
+            ),
+            [Step("report", _python("-m", "benchmarks", "report", str(target.results)), 30)],
+        ],
+        [
+            [
+                *(
+                    step
+                    for dtype in ("bfloat16", "float32")
+                    for step in _sanitizers(target, dtype, f"{dtype} and (triton or long)", 280)
+                ),
+                _kit(target, "sdpa"),
+                _kit_calls(target),
+                _large_tensors(target),
+            ],
+        ],
     ]
-    if target.dry:
-        measured = [[step for phase in measured for step in phase]]
-    return [[info, doctor, _tests(target), _kit(target, "sdpa"), *sanitizers, *compile_ahead], *measured, [plots]]
+
+
+def _measured(target: Target, *steps: Step) -> list[list[Step]]:
+    return [[*steps]] if target.dry else [[step] for step in steps]
 
 
 def _python(*arguments: str) -> tuple[str, ...]:
@@ -107,11 +165,17 @@ def _interpreted(target: Target) -> Mapping[str, str]:
     return {"GPU_TESTS_ON": "cpu", "TRITON_INTERPRET": "1"} if target.dry else {}
 
 
-def _tests(target: Target) -> Step:
-    few = ("-k", "triton-bias_gelu-ragged-float32 or any_layout and float32-64") if target.dry else ("-k", "not calls")
+def _tests(target: Target, name: str, select: str, seconds: float) -> Step:
+    few = "any_layout and float32-64" if name == "tests" else "triton-bias_gelu-ragged-float32"
     kit = () if target.dry else ("--fusedops-backend", "triton", "--fusedops-device", "cuda")
-    files = (f"tests/gpu/test_gpu{name}.py" for name in ("", "_graphs", "_cudnn"))
-    return Step("tests", _pytest(1 if target.dry else 12, *files, *few, *kit), 150, _interpreted(target))
+    files = (f"tests/gpu/test_gpu{part}.py" for part in ("", "_graphs", "_cudnn"))
+    command = _pytest(1 if target.dry else 16, *files, "-k", few if target.dry else select, *kit)
+    return Step(name, command, seconds, _interpreted(target))
+
+
+def _same_bits(target: Target) -> Step:
+    few = ("-k", "without") if target.dry else ()
+    return Step("same bits", _pytest(1, "tests/gpu/test_gpu_repeats.py", *few), 70, _interpreted(target))
 
 
 def _kit(target: Target, backend: str) -> Step:
@@ -130,17 +194,26 @@ def _kit_calls(target: Target) -> Step:
     return Step("kit calls", tests, 110, _interpreted(target))
 
 
-def _sanitizer(target: Target, tool: str) -> Step:
+def _sanitizers(target: Target, name: str, select: str, seconds: float) -> list[Step]:
     # those of other libraries are not ours to check; long rows have no backend in their name
-    select = "for_the_sanitizer and triton-bias_gelu" if target.dry else "for_the_sanitizer and (triton or long)"
-    tests = _pytest(1, "tests/gpu/test_gpu.py", "-k", select)
+    few = f"triton-bias_gelu-{'float32' if name == 'float32' else 'bfloat16'}"
+    tests = _pytest(1, "tests/gpu/test_gpu.py", "-k", f"for_the_sanitizer and {few if target.dry else select}")
     environment = {**NO_CACHING, **_interpreted(target)}
-    if target.dry:
-        return Step(tool, tests, 60, environment)
-    program = "compute-sanitizer"
-    # torch's start asks for a context where there is none: an error of an API call, not of memory
-    options = ("--tool", tool, "--error-exitcode", "1", "--report-api-errors", "no")
-    return Step(tool, (program, *options, *tests), 150, environment, program)
+    program = "" if target.dry else "compute-sanitizer"
+    steps: list[Step] = []
+    for tool in ("memcheck", "racecheck"):
+        # torch's start asks for a context where there is none: an error of an API call, not of memory
+        options = ("--tool", tool, "--error-exitcode", "1", "--report-api-errors", "no")
+        command = (program, *options, *tests) if program else tests
+        steps.append(Step(f"{tool} {name}", command, seconds, environment, program))
+    return steps
+
+
+def _kernels(target: Target) -> Step:
+    small = ("--device", "cpu", "--elements", "4096", "--dtype", "float32") if target.dry else ()
+    ops = ("linear_cross_entropy",) if target.dry else _LISTED
+    out = ("--out", str(target.results / "kernels.jsonl"))
+    return Step("kernels", _python("-m", "benchmarks.kernels", "--ops", *ops, *small, *out), 90 if target.dry else 30)
 
 
 def _large_tensors(target: Target) -> Step:
@@ -156,17 +229,16 @@ def _launch(target: Target) -> Step:
 
 
 def _options(target: Target, name: str) -> tuple[str, ...]:
-    shared = ("--modes", "forward", "backward", "--without", "fusedops.eager", "megatron's torch path")
+    run = MEASUREMENTS[name]
+    shared = ("--modes", "forward", "backward", "--without", "fusedops.eager", "megatron's torch path", *run.without)
     if target.dry:
-        sweep, _, _ = " ".join(MEASUREMENTS[name][0]).partition(" --ops ")
-        few = ("--ops", *MEASUREMENTS[name][3])
         size = ("--device", "cpu", "--elements", "4096", "--seconds", "0.001", "--dtypes", "float32")
-        return (*sweep.split(), *few, "--modes", "forward", "backward", "--without", "torch.compile", *size)
-    return (*MEASUREMENTS[name][0], *shared, "--device", "cuda", "--seconds", "0.03")
+        return (*run.options, "--ops", *run.small, *shared, "torch.compile", *size)
+    return (*run.options, "--ops", *run.ops, *shared, "--device", "cuda", "--seconds", "0.03")
 
 
 def _compile_ahead(target: Target, name: str) -> list[Step]:
-    count = 1 if target.dry else MEASUREMENTS[name][2]
+    count = min(MEASUREMENTS[name].ahead, 1 if target.dry else 16)
     return [
         Step(
             f"compile {name} {at + 1}/{count}",
@@ -179,8 +251,9 @@ def _compile_ahead(target: Target, name: str) -> list[Step]:
 
 
 def _measure(target: Target, name: str) -> Step:
-    seconds = MEASUREMENTS[name][1] * (3 if target.dry else 1)  # on a CPU, beside the others
-    options = ("--limit", f"{seconds - 10:g}", "--out", str(target.results / f"{name}.jsonl"), "--continue")
+    seconds = MEASUREMENTS[name].seconds * (3 if target.dry else 1)  # on a CPU, beside the others
+    out = target.results / f"{name.replace(' ', '-')}.jsonl"
+    options = ("--limit", f"{seconds - 10:g}", "--out", str(out), "--continue")
     command = _python("-m", "benchmarks", *_options(target, name), *options)
     environment = {**IN_PROCESS, **_interpreted(target)}
     return Step(f"measure {name}", command, seconds, environment, restarts=_RESTARTS)

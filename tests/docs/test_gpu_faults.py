@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu.packages import python_path
 from benchmarks.gpu.runner import log_of, run_all
-from benchmarks.gpu.steps import BROKEN, Step, Target, phases
+from benchmarks.gpu.steps import BROKEN, Step, Target, commands
 
 
 def python(name: str, code: str, seconds: float = 30.0, **fields: Any) -> Step:
@@ -76,7 +76,7 @@ def test_what_a_step_has_left_behind_does_not_run_beside_the_next(tmp_path: Path
 
 
 def test_a_measurement_continues_and_other_steps_do_not() -> None:
-    for step in [step for phase in phases(Target(Path("out"))) for step in phase]:
+    for step in [step for phases in commands(Target(Path("out"))) for phase in phases for step in phase]:
         assert bool(step.restarts) == step.name.startswith("measure") == ("--continue" in step.command)
 
 
@@ -95,7 +95,7 @@ def test_an_interrupt_keeps_what_is_there(
         [python("hangs", "import time; print('began', flush=True); time.sleep(60)", 50.0)],
         [python("last", "")],
     ]
-    monkeypatch.setattr(program, "phases", lambda target: steps)
+    monkeypatch.setattr(program, "commands", lambda target: [steps, [], [[python("next", "")]]])
     monkeypatch.setattr(sys, "argv", ["gpu", "--dry", "--out", str(root / "out")])
 
     def interrupt() -> None:
@@ -120,6 +120,7 @@ def test_an_interrupt_keeps_what_is_there(
     assert "| hangs | stopped |" in summary
     assert "| interrupted |" in summary
     assert "| last | skipped | 0.0 | interrupted |" in summary
+    assert "| next | skipped | 0.0 | interrupted |" in summary  # of a command after it
     assert "| softmax | 2.00 | 1.00 | 0.50 |" in summary
     assert "hangs" in capfd.readouterr().out
 
@@ -131,7 +132,7 @@ def test_a_folder_that_cannot_be_written_is_reported_before_the_steps(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (root / "file").write_text("")
-    monkeypatch.setattr(program, "phases", lambda target: pytest.fail("a step would run"))
+    monkeypatch.setattr(program, "commands", lambda target: pytest.fail("a step would run"))
     monkeypatch.setattr(sys, "argv", ["gpu", "--dry", "--out", str(root / "file" / "out")])
     assert program.main() == 2
     text = capsys.readouterr().out

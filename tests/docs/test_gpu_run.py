@@ -20,12 +20,13 @@ if not (ROOT / "benchmarks").exists():
     pytest.skip("needs benchmarks, which is not beside the tests here", allow_module_level=True)
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import calls, headline, measure
+from benchmarks import __main__ as command_line
+from benchmarks import calls, headline, measure, report
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import runner
+from benchmarks.gpu import kernel_cache, runner
 from benchmarks.gpu.packages import COMMIT, python_path
 from benchmarks.gpu.runner import Outcome, log_of, run_all
-from benchmarks.gpu.steps import Step, Target, phases
+from benchmarks.gpu.steps import MEASUREMENTS, OTHERS, Step, Target, commands
 from fusedops import Case, testing
 from fusedops.testing import _timing
 
@@ -77,7 +78,10 @@ def test_what_has_no_time_left_is_skipped(tmp_path: Path) -> None:
     assert [(one.step, one.status) for one in outcomes] == [("first", "stopped"), ("second", "skipped")]
 
 
-REAL, DRY = ([step for phase in phases(Target(Path("out"), dry)) for step in phase] for dry in (False, True))
+REAL, DRY = (
+    [step for phases in commands(Target(Path("out"), dry)) for phase in phases for step in phase]
+    for dry in (False, True)
+)
 
 
 def test_the_dry_run_has_every_step() -> None:
@@ -140,29 +144,82 @@ def test_the_steps_are_listed_without_those_that_compile(tmp_path: Path, monkeyp
     assert "compile large" not in text
 
 
-def test_the_limits_of_the_phases_fit_in_nine_minutes() -> None:
-    longest = sum(max(step.seconds for step in phase) for phase in phases(Target(Path("out"))))
-    assert longest <= 540
-    assert program.SECONDS <= 535  # and the runner ends what is left
+@pytest.mark.parametrize("command", [1, 2, 3])
+def test_the_limits_of_the_phases_fit_in_a_command(command: int) -> None:
+    phases = commands(Target(Path("out")))[command - 1]
+    longest = sum(max(step.seconds for step in phase) for phase in phases)
+    assert longest <= program.SECONDS <= 590 - 15  # in which the kernels are packed
+    lines = program._planned(command, phases)
+    assert len(lines) == 1 + sum(map(len, phases))
+    assert int(lines[0].split()[2]) <= longest
+
+
+def test_the_plan_has_the_times_of_the_last_run() -> None:
+    phase = [Step("launch", (), 20), Step("unknown", (), 30)]
+    assert program._planned(2, [phase, [Step("memcheck", (), 60)]]) == [
+        "command 2: 90 s by nvidia-h200's last run, by the limit of a new step",
+        "  1  launch                   limit   20 s  took 10 s",
+        "  1  unknown                  limit   30 s",
+        "  2  memcheck                 limit   60 s  took 95 s",
+    ]
+
+
+def test_what_no_gpu_has_timed_is_measured_first_and_alone() -> None:
+    ours, beside = MEASUREMENTS["headline ours"], MEASUREMENTS["headline"]
+    timed = {
+        row["op"]
+        for row in map(json.loads, (report.RESULTS / program.LAST / "headline.jsonl").read_text().splitlines())
+    }
+    assert not {*ours.ops[:4]} & timed
+    assert {*ours.ops} == {*headline.CALLS} == {*beside.ops, "linear_attention"}
+    assert {"torch", "torch.compile", "liger-kernel", "transformers"} <= {*OTHERS} == {*ours.without}
+    assert beside.without == ("torch",)
+
+
+def test_a_call_has_its_own_order_in_memory_and_its_own_dtype(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (_, inside) = calls.cases(testing.OPS["causal_conv1d"], "headline", 2**12)
+    x = calls.arguments(testing.OPS["causal_conv1d"], inside, torch.float32, "cpu")[0]
+    assert x.stride(1) == 1 < x.stride(2)
+    out = tmp_path / "out.jsonl"
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--ops", "grouped_matmul", "--sweep", "headline", "--dtypes",
+        "float32", "--elements", "4096", "--seconds", "0.001", "--device", "cpu", "--modes", "forward", "--without",
+        "torch.compile", "fusedops.triton", "--out", str(out)])  # fmt: skip
+    assert command_line.main() == 0
+    dtypes = {row["case"]: row["dtype"] for row in map(json.loads, out.read_text().splitlines())}
+    assert dtypes == {"Qwen3-MoE": "float32", "Qwen3-MoE, float16": "float16"}
+
+
+def test_numbers_of_large_tensors_are_between_the_bounds_of_their_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decay above 0 would grow by the position."""
+    monkeypatch.setattr(calls, "_LIMIT", 0)
+    op = testing.OPS["linear_attention"]
+    case = next(calls.cases(op, "headline", 2**16))
+    args = dict(zip(op.parameters, calls.arguments(op, case, torch.float32, "cpu")))
+    assert (args["decay"] <= 0).all()
+    assert ((args["beta"] >= 0) & (args["beta"] <= 1)).all()
+    packed = testing.OPS["varlen_attention"]
+    (case,) = headline.CALLS["varlen_attention"]
+    bounds = calls._made(packed, calls.specs(packed, case, torch.float32), "cu_seqlens_q")
+    assert bounds.tolist() == [*range(0, 8193, 1024)]
 
 
 def test_the_sanitizer_is_called_without_the_caching_allocator(tmp_path: Path) -> None:
     tool = tmp_path / "compute-sanitizer"
     tool.write_text('#!/bin/sh\necho "caching off: $PYTORCH_NO_CUDA_MEMORY_CACHING, $PYTHONPATH, $*"\n')
     tool.chmod(0o755)
-    steps = [[step for step in REAL if step.name == "memcheck"]]
+    steps = [[step for step in REAL if step.name == "memcheck float32"]]
     environment = {"PATH": str(tmp_path) + os.pathsep + os.environ["PATH"], "PYTHONPATH": "/carried"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", environment["PATH"])
         (outcome,) = run_all(steps, environment, tmp_path, tmp_path, 30.0)
     assert outcome.status == "passed"
-    assert log_of(tmp_path, "memcheck").read_text().startswith("caching off: 1, /carried, --tool memcheck ")
+    assert log_of(tmp_path, "memcheck float32").read_text().startswith("caching off: 1, /carried, --tool memcheck ")
 
 
 @pytest.mark.parametrize("steps", [REAL, DRY], ids=["real", "dry"])
 def test_the_sanitizer_sees_each_allocation(steps: list[Step]) -> None:
-    sanitized = [step for step in steps if step.name in ("memcheck", "racecheck")]
-    assert len(sanitized) == 2
+    sanitized = [step for step in steps if step.name.startswith(("memcheck", "racecheck"))]
+    assert len(sanitized) == 6  # of what is new, and all of 16 and of 32 bits
     assert all(step.environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1" for step in sanitized)
     assert {step.needs for step in sanitized} == ({"compute-sanitizer"} if steps is REAL else {""})
 
@@ -321,5 +378,81 @@ def test_the_summary_has_each_step_with_its_failures_and_the_measurements(tmp_pa
     assert "==== doctor: passed" in (out / "logs.txt").read_text()
     assert json.loads((out / "large.jsonl").read_text().splitlines()[1])["provider"] == "quack-kernels"
     assert len(list(out.iterdir())) == 4
-    measured = sum(step.name.startswith(("measure", "launch")) for step in REAL)
-    assert 3 + measured <= 8  # what a lent machine gives back
+    for phases in commands(Target(Path("out"))):
+        measured = sum(step.name.startswith(("measure", "launch", "kernels")) for phase in phases for step in phase)
+        assert 3 + measured + 1 <= 8  # what a lent machine gives back, with the compiled kernels
+
+
+# --------------------------------------------------------------------------------------------------- compiled kernels
+
+CACHED = """
+import shutil, sys, tarfile
+from pathlib import Path
+import triton, triton.language as tl
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
+from benchmarks.gpu.kernel_cache import pack, unpack
+
+@triton.jit
+def doubled(x_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 2 * tl.load(x_ptr + at))
+
+def compiled(block):
+    source = ASTSource(doubled, {"x_ptr": "*fp32", "BLOCK": "constexpr"}, {"BLOCK": block})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32))
+
+folder = Path(sys.argv[1])
+knobs.cache.dir = str(folder / "first")
+wanted = compiled(64).asm["cubin"]
+assert pack(folder / "kernels.tar.gz") == (1, 1)
+with tarfile.open(folder / "kernels.tar.gz") as tar:
+    assert {Path(name).suffix for name in tar.getnames()} == {".cubin", ".json"}
+shutil.rmtree(knobs.cache.dir)
+knobs.cache.dir = str(folder / "elsewhere")
+assert unpack(folder / "kernels.tar.gz") == 1
+def fails(*args):
+    raise RuntimeError("it is compiled")
+CUDABackend.make_cubin = fails
+assert compiled(64).asm["cubin"] == wanted
+try:
+    compiled(128)
+except RuntimeError:
+    pass
+else:
+    raise AssertionError("another kernel is not compiled")
+"""
+
+
+def test_compiled_kernels_are_found_where_they_are_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(CACHED)  # the source of a kernel is read from a file
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
+    command = [sys.executable, str(tmp_path / "kernel.py"), str(tmp_path)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_newest_kernels_are_packed_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cache, "_cache", lambda: tmp_path / "cache")
+    for at in range(4):
+        folder = tmp_path / "cache" / f"kernel{at}"
+        folder.mkdir(parents=True)
+        (folder / "k.cubin").write_bytes(os.urandom(5 * 2**20))
+        (folder / "k.ptx").write_text("text")
+        os.utime(folder, (at, at))
+    archive = tmp_path / "kernels.tar.gz"
+    assert kernel_cache.pack(archive, 8 * 2**20) == (2, 4)
+    assert archive.stat().st_size < 16 * 2**20
+    monkeypatch.setattr(kernel_cache, "_cache", lambda: tmp_path / "new")
+    assert kernel_cache.unpack(archive) == 2
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["kernel2", "kernel3"]
+    assert [path.name for path in (tmp_path / "new" / "kernel3").iterdir()] == ["k.cubin"]
+
+
+@pytest.mark.parametrize("data", [None, b"half of it"], ids=["absent", "broken"])
+def test_kernels_that_cannot_be_read_are_compiled(data: bytes | None, tmp_path: Path) -> None:
+    if data is not None:
+        (tmp_path / "kernels.tar.gz").write_bytes(data)
+    assert program._unpacked(tmp_path / "kernels.tar.gz").startswith("no compiled kernels: ")

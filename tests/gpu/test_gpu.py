@@ -143,11 +143,12 @@ def test_compiled_code_has_the_same_bits() -> None:
             assert torch.equal(compiled(x, mask), softmax_of(x, mask)), mode
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize(("backend", "op"), BACKENDS)
-def test_small_calls_for_the_sanitizer(backend: str, op: Op) -> None:
+def test_small_calls_for_the_sanitizer(backend: str, op: Op, dtype: torch.dtype) -> None:
     """Every kernel, on sizes that end inside a block: compute-sanitizer runs this one (`make gpu`)."""
     for case in small_cases(op):
-        args = testing.arguments(op, case, torch.float32, DEVICE)
+        args = testing.arguments(op, case, dtype, DEVICE)
         decision = fusedops.explain(op.name, **dict(zip(op.parameters, args)), backend=backend)
         if decision.backend == decision.backward == backend:
             with fusedops.use(backend, fallback="raise"):
