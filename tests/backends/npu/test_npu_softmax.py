@@ -130,6 +130,7 @@ RANKS: list[Any] = [
     pytest.param((3, 64, 32), (), id="3-D, a number"),
     pytest.param((2, 3, 2, 32, 64), (2, 1, 1, 32, 64), id="5-D, grouped queries"),
     pytest.param((2, 3, 2, 32, 64), (3, 2, 1, 64), id="5-D, a mask for all batches"),
+    pytest.param((2, 3, 2, 32, 64), (2, 3, 1, 1, 64), id="5-D, a mask for both groups"),
     pytest.param((2, 1, 2, 1, 32, 64), (2, 1, 2, 1, 1, 64), id="6-D"),
     pytest.param((2, 3, 2, 32, 64), None, id="5-D, none"),
 ]
