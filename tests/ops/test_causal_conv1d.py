@@ -66,14 +66,13 @@ def packed(width: int, backend: str, transposed: bool, **changes: Tensor) -> tup
 @every_backend
 @pytest.mark.parametrize("width", [3, 8])
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("value", [3.0, NAN])
-def test_a_packed_sequence_reaches_no_other_bit(width: int, transposed: bool, value: float, backend: str) -> None:
-    """Another sequence with other numbers, NaN among them, leaves the bits of each one, forward and backward."""
+def test_a_packed_sequence_reaches_no_other_bit(width: int, transposed: bool, backend: str) -> None:
+    """Another sequence of NaN leaves the bits of each one, forward and backward."""
     (y, state), (dx, *_, dinitial) = packed(width, backend, transposed)
     changed = numbers(1, 7, 40)
-    changed[..., 6:21] = value
+    changed[..., 6:21] = NAN
     before = numbers(6, 7, width - 1, seed=3)
-    before[3] = value
+    before[3] = NAN
     (y_other, state_other), (dx_other, *_, dinitial_other) = packed(
         width, backend, transposed, x=changed, initial_state=before
     )

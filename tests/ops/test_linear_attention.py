@@ -145,7 +145,7 @@ def test_the_functions_of_transformers(chunked: bool, backend: str) -> None:
 def test_two_parts_are_the_whole(kind: str, backend: str) -> None:
     call = tensors(kind, 75, torch.float32)
     whole, last = run(backend, **call)
-    for at in (1, 64, 70, 74):
+    for at in (1, 64, 70):
         first, state = run(backend, **cut(call, 0, at))
         second, end = run(backend, **{**cut(call, at, 75), "initial_state": state})
         torch.testing.assert_close(torch.cat((first, second), 1), whole, rtol=1e-4, atol=1e-5)
