@@ -1,8 +1,10 @@
 // Prints the largest error of a function of math/ over the float32 numbers, every STEP-th of them.
 //   accuracy FUNCTION STEP     FUNCTION: exp, exp_of_difference, exp2, tanh, gelu_tanh, gelu_erf, derivative_tanh,
 //                              derivative_erf; followed by _narrow: the form for bfloat16
-// Output: the largest error in units in the last place of the exact result, with its argument; the largest error in
-// units of 2^-23, of GELU divided by |u|, with its argument; the number of wrong results at NaN, infinities and zeros.
+//   accuracy bits          the number of float16 numbers, and of keep masks, that scalar code has otherwise
+// Output of a function: the largest error in units in the last place of the exact result, with its argument; the
+// largest error in units of 2^-23, of GELU divided by |u|, with its argument; the number of wrong results at NaN,
+// infinities and zeros.
 //
 // The first is over u >= -1 for GELU and u >= -0.5 for its derivative (which is 0 at -0.75). Below, GELU falls to 0 as
 // exp(-u * u / 2), where the rounding of the exponent alone costs u * u / 2 units in the last place; a form by 1 + tanh
@@ -12,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "elementwise/philox.h"
 #include "math/exp.h"
 #include "math/gelu.h"
 #include "math/sigmoid.h"
@@ -78,7 +81,53 @@ static int wrong_specials(const char* name, bool narrow) {
   return wrong;
 }
 
+static float of_float16(uint16_t bits) {
+  const int exponent = (bits >> 10) & 31, mantissa = bits & 1023;
+  const double size = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                      : exponent     ? std::ldexp(1024 + mantissa, exponent - 25)
+                                     : std::ldexp(mantissa, -24);
+  return float(bits >> 15 ? -size : size);
+}
+
+static int wrong_float16() {
+  int wrong = 0;
+  for (uint32_t bits = 0; bits < 65536; bits++) {
+    float16 memory[LANES] = {}, stored[LANES];
+    memory[0].bits = uint16_t(bits);
+    const vfloat value = load(memory);
+    const float want = of_float16(uint16_t(bits));
+    store(stored, value);
+    const bool is_nan = want != want;
+    wrong += is_nan ? value[0] == value[0] || (stored[0].bits & 0x7c00) != 0x7c00
+                    : value[0] != want || stored[0].bits != bits;
+  }
+  return wrong;
+}
+
+static uint32_t scalar_philox(uint64_t seed, uint64_t index) {
+  uint32_t c[4] = {uint32_t(index / 4), uint32_t((index / 4) >> 32), 0, 0}, k0 = uint32_t(seed);
+  uint32_t k1 = uint32_t(seed >> 32);
+  for (int i = 0; i < 10; i++) {
+    const uint64_t a = uint64_t(c[0]) * 0xD2511F53u, b = uint64_t(c[2]) * 0xCD9E8D57u;
+    c[0] = uint32_t(b >> 32) ^ c[1] ^ k0, c[1] = uint32_t(b), c[2] = uint32_t(a >> 32) ^ c[3] ^ k1, c[3] = uint32_t(a);
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  return c[index % 4];
+}
+
+static int wrong_masks() {
+  int wrong = 0;
+  for (uint64_t seed : {uint64_t(1), ~uint64_t(4), (uint64_t(1) << 40) + 7})
+    for (int64_t start : {int64_t(0), int64_t(4096), (int64_t(1) << 34) - 96, (int64_t(1) << 36) + 8}) {
+      int32_t keep[Philox::BUFFER];
+      Philox(seed, 1u << 30).fill(start, 190, keep);
+      for (int i = 0; i < 190; i++) wrong += (keep[i] != 0) != (scalar_philox(seed, uint64_t(start + i)) >= 1u << 30);
+    }
+  return wrong;
+}
+
 int main(int, char** argv) {
+  if (!strcmp(argv[1], "bits")) return printf("%d %d\n", wrong_float16(), wrong_masks()), 0;
   char name[32] = {};
   strncpy(name, argv[1], sizeof name - 1);
   char* narrow = strstr(name, "_narrow");

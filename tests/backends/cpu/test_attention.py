@@ -35,12 +35,15 @@ def attention(*given: Tensor, masked: Tensor | None = None, window: tuple[int, i
     return [*fusedops.attention(*given, masked, window=window, return_lse=True, backend="cpu")]
 
 
-@pytest.fixture(params=[1, 2, 4])
+@pytest.fixture(params=[4])
 def threads(request: pytest.FixtureRequest) -> object:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+on_threads = pytest.mark.parametrize("threads", [1, 2, 4], indirect=True)  # of bits; values are those of 4
 
 
 @pytest.mark.parametrize("window", [None, (200, 0)])
@@ -59,6 +62,7 @@ def test_the_parts_of_many_keys_are_joined(
     torch.testing.assert_close(lse.double(), wanted[1], rtol=1e-6, atol=1e-6)
 
 
+@on_threads
 @pytest.mark.parametrize("rows", ["any", "independent"])
 def test_bits_depend_neither_on_threads_nor_on_other_rows(rows: str, threads: int) -> None:
     q, k, v = tensors()
@@ -123,6 +127,7 @@ def test_tiles_over_several_blocks(dtype: torch.dtype, close: float, causal: str
         assert distance <= close
 
 
+@on_threads
 def test_gradients_in_chunks_of_rows_have_the_same_bits_on_any_threads(threads: int) -> None:
     generator = torch.Generator().manual_seed(3)
     leaves = [torch.randn(1, 1, 800, 16, generator=generator).requires_grad_() for _ in range(3)]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from cpu_values import LEVELS, RUNS, X86
 
 import fusedops
 import fusedops_cpu
 from fusedops_cpu import _library
+from fusedops_cpu._struct_call import LibraryCall
 from fusedops_cpu._structs import kinds_of_functions
 
 _KIT = """
@@ -27,10 +29,29 @@ results = [check.run() for check in testing.checks("cpu")]
 failures = [str(result) for result in results if result.failures]
 print(json.dumps([library_path().name, failures, sum(result.cases for result in results)]))
 """
-LEVELS = {"DEFAULT": "x86-64-v2", "AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}
-X86 = platform.machine().lower() in ("x86_64", "amd64")
-# the instruction sets that this processor runs
-RUNS = [*LEVELS][: 1 + [*LEVELS].index(torch.backends.cpu.get_cpu_capability())] if X86 else []
+X = torch.ones(1)
+# fields of which one does not fit the others
+MISFITS: dict[str, tuple[str, tuple[Any, ...], int]] = {
+    "no x": ("gelu_forward", (None, None, X, 0, 1, 0, 1), 0),
+    "a residual without s": ("norm_forward", (X, X, None, None, X, *[None] * 3, 0, 0, 0, 1, 1, 0, 1e-5, 0.0), 0),
+    "an unknown activation": ("gated_forward", (X, X, X, 0, 1, 1, 3, 1, 1, 0.0, 1.0, 0.0), 0),
+    "an unknown reduction": (
+        "cross_entropy_forward",
+        (X, torch.zeros(1, dtype=torch.int64), X, None, 0, 1, 1, 1, 0, 1, -100, 4, 0.0, 0.0, 0.0, 1.0),
+        0,
+    ),
+    "more pairs than the row has": ("rotary", (X, X, 0, 0, 1, 1, 2, 2, *[0] * 5, 1.0, *[None, None, *[0] * 9] * 2), 0),
+    "no tensor to rotate": (
+        "rotary",
+        (X, X, 0, 0, 1, 1, 2, 1, *[0] * 5, 1.0, *[None, None, *[0] * 9], None, X, 0, 1, *[2] * 7),
+        0,
+    ),
+    "a mask that does not broadcast": (
+        "softmax_forward",
+        (X, torch.ones(2, dtype=torch.uint8), X, 0, 1, 1, 1, 0, 1.0, 2, 2, 1, 1, 1, 2, 2, 1),
+        6,
+    ),
+}
 
 
 def probe_again() -> None:
@@ -86,6 +107,17 @@ def test_the_kit_passes_on_each_instruction_set(capability: str) -> None:
     assert LEVELS[capability] in name
     assert not failures
     assert cases > 1500  # at the kit's default size
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("name", MISFITS)
+def test_fields_that_do_not_fit_each_other_are_an_error(name: str) -> None:
+    key, fields, after = MISFITS[name]
+    function = getattr(_library.library(), key)
+    function = function[after] if isinstance(function, list) else function
+    assert len(fields) == len(function.kinds)
+    with pytest.raises(fusedops.InvalidInputError, match="shapes that do not fit each other"):
+        function.run(LibraryCall(function, fields, X))
 
 
 @pytest.mark.usefixtures("no_library")

@@ -1,19 +1,16 @@
-"""The C++ sources: warnings, format, accuracy of the functions, sanitizers."""
+"""The C++ sources: warnings, format, accuracy of the functions."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from fusedops_cpu._structs import kinds_of_functions
+from cpu_values import LEVELS, RUNS
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "backends" / "fusedops_cpu" / "src"
@@ -23,17 +20,12 @@ FLAGS = (
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
 )
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-CAPABILITY = torch.backends.cpu.get_cpu_capability()
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ or clang++")
 
 
-def levels() -> list[str]:
-    """The -march options that this processor runs; an empty one on other architectures."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return [""]
-    runs = {"AVX512": 3, "AVX2": 2}.get(CAPABILITY, 1)
-    return ["-march=x86-64-v2", "-march=x86-64-v3", "-march=x86-64-v4"][:runs]
+#: The -march options that this processor runs; an empty one on other architectures.
+MARCHES = [f"-march={LEVELS[each]}" for each in RUNS] or [""]
 
 
 def build(out: Path, level: str, *arguments: object) -> Path:
@@ -78,6 +70,7 @@ NARROW = {
 
 def check_accuracy(folder: Path, level: str, step: int) -> None:
     program = build(folder / "accuracy", level, "-O2", HERE / "accuracy.cpp")
+    assert subprocess.run([program, "bits"], capture_output=True, text=True, check=True).stdout == "0 0\n"
     bounds = {**BOUNDS, **NARROW} if level.endswith("v4") else BOUNDS
     for function, (relative, absolute) in bounds.items():
         done = subprocess.run([program, function, str(step)], capture_output=True, text=True, check=True)
@@ -88,7 +81,7 @@ def check_accuracy(folder: Path, level: str, step: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("level", MARCHES)
 def test_accuracy_of_a_sample(tmp_path: Path, level: str) -> None:
     check_accuracy(tmp_path, level, 4099)
 
@@ -103,25 +96,6 @@ def test_coefficients_are_the_best_ones(monkeypatch: pytest.MonkeyPatch) -> None
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("level", MARCHES)
 def test_accuracy_of_all_float32_numbers(tmp_path: Path, level: str) -> None:
     check_accuracy(tmp_path, level, 1)
-
-
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
-@pytest.mark.parametrize("level", levels())
-def test_sanitizers(tmp_path: Path, level: str, sanitizers: str) -> None:
-    options = ["-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
-    if sanitizers == "thread":  # GCC rejects std::atomic_thread_fence there, which <thread> has and nothing here calls
-        options.append("-Wno-tsan")
-    program = build(
-        tmp_path / "self_test", level, *options, *sorted(HERE.glob("self_test*.cpp")), *SOURCES.rglob("*.cpp")
-    )
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    kinds = kinds_of_functions((SOURCES / "api.h").read_text())
-    sizes = " ".join(str(8 * len(each)) for each in kinds.values())
-    assert f"structs of {sizes} bytes, 0 failures" in done.stdout

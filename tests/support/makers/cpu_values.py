@@ -1,12 +1,18 @@
-"""Dtypes, tensors, calls on rows and comparison of the cpu backend's tests of values."""
+"""Instruction sets, dtypes, tensors, calls on rows and comparison of the cpu backend's tests."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+LEVELS = {"DEFAULT": "x86-64-v2", "AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}  # of -march, by torch's capability
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+#: The capabilities that this processor has.
+RUNS = [*LEVELS][: 1 + [*LEVELS].index(torch.backends.cpu.get_cpu_capability())] if X86 else []
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 1.2e-3}
