@@ -1,1 +1,1 @@
-"""``make gpu``: every check and measurement that needs a GPU, in one command of at most nine minutes."""
+"""``make gpu``: every check and measurement that needs a GPU, in three commands of less than ten minutes."""

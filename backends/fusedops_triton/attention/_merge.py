@@ -27,7 +27,7 @@ from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import ceil_div
 from fusedops_triton.norms._norm import columns_of, ready
-from fusedops_triton.norms._norm_settings import merge_plan
+from fusedops_triton.norms._norm_settings import gated_norm_plan
 
 Strides = tuple[int, int, int]  # batch, head, position
 _NONE: Strides = (0, 0, 0)
@@ -101,23 +101,21 @@ def _strides(tensor: Tensor) -> Strides:
 @cached_by_layout
 def _forward_launch(shape: torch.Size, strides: tuple[Strides, ...], widest: int) -> Launch:
     """Return the launch for (B, N, S, D). strides: of out_a, out_b and out."""
-    return _launch(_merge_forward, shape, strides, widest, 2, len({*strides}) == 1)
+    return _launch(_merge_forward, shape, strides, widest, len({*strides}) == 1)
 
 
 @cached_by_layout
 def _backward_launch(shape: torch.Size, strides: tuple[Strides, ...], widest: int, wanted: tuple[bool, bool]) -> Launch:
     """Return the launch for (B, N, S, D). strides: of the gradient of out, of out_a, out_b, and of their gradients."""
     present = {*strides[:3], *(each for each, need in zip(strides[3:], wanted) if need)}
-    return _launch(_merge_backward, shape, strides, widest, 3, len(present) == 1)
+    return _launch(_merge_backward, shape, strides, widest, len(present) == 1)
 
 
-def _launch(
-    kernel: object, shape: torch.Size, strides: tuple[Strides, ...], widest: int, inputs: int, same: bool
-) -> Launch:
+def _launch(kernel: object, shape: torch.Size, strides: tuple[Strides, ...], widest: int, same: bool) -> Launch:
     batch, heads, positions, size = shape
     steps = [step for each in strides for step in each]
     of_rows = unit(gcd(size, *steps)) if size else 1
-    setting = merge_plan(max(size, 1), widest, inputs)
+    setting = gated_norm_plan(max(size, 1), widest)
     n_rows = batch * heads * positions
     constants = {
         "UNIT": of_rows, "NARROW": n_rows < 2**31 - setting.rows, "SAME": same,

@@ -39,8 +39,8 @@ from fusedops_triton.convolution._causal_conv import (
     weight_of,
     with_steps,
 )
-from fusedops_triton.convolution._causal_conv_walk import common_unit, takes_walk, walk_backward, walk_launch
-from fusedops_triton.gated._gated import logistic, times
+from fusedops_triton.convolution._causal_conv_octets import octets_backward_launch, takes_octets
+from fusedops_triton.convolution._causal_conv_walk import common_unit, slope, takes_walk, walk_backward, walk_launch
 from fusedops_triton.norms._norm import ready
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -91,13 +91,17 @@ def conv_backward(
     if x.numel() and (dx is not None or sums is not None):
         y_steps = (0, 0) if dx is None else (dx.stride(0), dx.stride(other))
         steps = (x.stride(0), x.stride(other), grad_y.stride(0), grad_y.stride(other), *y_steps)
-        walks = by_channel and packed is None and before is None and of_state is None and takes_walk(width)
-        if walks:
+        alone = packed is None and before is None and of_state is None
+        octets = alone and not by_channel and grad_y.dtype.itemsize == 2 and takes_octets(x, width, steps, 16)
+        walks = alone and by_channel and takes_walk(width)
+        if octets:
+            launch, parts = octets_backward_launch(tuple(x.shape), width, steps, silu)
+        elif walks:
             launch, parts = walk_launch(walk_backward, tuple(x.shape), width, steps, silu)
         else:
             launch, parts = _backward_launch(tuple(x.shape), width, steps, silu, by_channel)
         of_parts = None if sums is None else torch.empty((parts, sums.numel()), dtype=torch.float32, device=x.device)
-        of_sequences = () if walks else (before, of_state, *positions_of(packed))
+        of_sequences = () if octets or walks else (before, of_state, *positions_of(packed))
         launch(x, dx, of_parts, grad_y, x, own, offset, *of_sequences)
         if sums is not None and of_parts is not None:
             add_sums(sums, of_parts)
@@ -200,8 +204,7 @@ def _conv_backward(
                         WIDTH, BY_CHANNEL,
                     )  # fmt: skip
                     z += value * weight_of(weight_ptr, c, channels, w, WIDTH)
-                s, rest = logistic(z)
-                h = tl.where(known, h * (s + times(times(z, s), rest)), 0.0)
+                h = tl.where(known, slope(h, z, SILU), 0.0)
             # not inf * 0 beyond the end of a sequence
             dx += tl.where(known, h * weight_of(weight_ptr, c, channels, WIDTH - 1 - k, WIDTH), 0.0)
             if k == 0 and sums_ptr is not None:
@@ -271,8 +274,7 @@ def _conv_before(
                         value = tl.load(x_ptr + at, mask=there, other=0.0)
                     factor = widened(tl.load(weight_ptr + c * WIDTH + w, mask=known, other=0.0))
                     z += widened(value) * factor
-                s, rest = logistic(z)
-                h = h * (s + times(times(z, s), rest))
+                h = slope(h, z, SILU)
             factor = widened(tl.load(weight_ptr + c * WIDTH + (k - j), mask=known, other=0.0))
             total += tl.where(there, h * factor, 0.0)
         tl.store(dbefore_ptr + row + k, rounded(total, dbefore_ptr), mask=known)

@@ -23,7 +23,7 @@ import triton.language as tl
 from fusedops_triton import _settings
 from fusedops_triton._chips import CHIPS
 from fusedops_triton._jit._bias import rounded, unit
-from fusedops_triton._jit._common import read
+from fusedops_triton._jit._common import read, reciprocal
 from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import FLAT_THREADS, ceil_div, power_of_two, warps_for
@@ -161,19 +161,13 @@ def walk_backward(
         n0, n1, n2, n3 = read(x, there), read(x + x_step, k1), read(x + 2 * x_step, k2), read(x + 3 * x_step, k3)
         g0, g1 = read(grad, there), read(grad + g_step, k1)
         g2, g3 = read(grad + 2 * g_step, k2), read(grad + 3 * g_step, k3)
-        g0 = _slope(g0, taps_of(bias, t0, t1, t2, t3, n0, x1, x2, x3, WIDTH), SILU)
-        g1 = _slope(g1, taps_of(bias, t0, t1, t2, t3, n1, n0, x1, x2, WIDTH), SILU)
-        g2 = _slope(g2, taps_of(bias, t0, t1, t2, t3, n2, n1, n0, x1, WIDTH), SILU)
-        g3 = _slope(g3, taps_of(bias, t0, t1, t2, t3, n3, n2, n1, n0, WIDTH), SILU)
+        g0, g1, g2, g3 = slopes(g0, g1, g2, g3, bias, t0, t1, t2, t3, n0, n1, n2, n3, x1, x2, x3, WIDTH, SILU)
         if sums_ptr is not None:
-            g1, g2, g3 = _of_known(g1, k1, WHOLE), _of_known(g2, k2, WHOLE), _of_known(g3, k3, WHOLE)
+            g1, g2, g3 = of_known(g1, k1, WHOLE), of_known(g2, k2, WHOLE), of_known(g3, k3, WHOLE)
             of_bias += (g0 + g1) + (g2 + g3)
-            of_t0 = _plus(_plus(_plus(of_t0 + g0 * n0, g1, n1, k1, WHOLE), g2, n2, k2, WHOLE), g3, n3, k3, WHOLE)
-            of_t1 = _plus(_plus(_plus(of_t1 + g0 * x1, g1, n0, k1, WHOLE), g2, n1, k2, WHOLE), g3, n2, k3, WHOLE)
-            if WIDTH > 2:
-                of_t2 = _plus(_plus(_plus(of_t2 + g0 * x2, g1, x1, k1, WHOLE), g2, n0, k2, WHOLE), g3, n1, k3, WHOLE)
-            if WIDTH > 3:
-                of_t3 = _plus(_plus(_plus(of_t3 + g0 * x3, g1, x2, k1, WHOLE), g2, x1, k2, WHOLE), g3, n0, k3, WHOLE)
+            of_t0, of_t1, of_t2, of_t3 = with_products(
+                of_t0, of_t1, of_t2, of_t3, g0, g1, g2, g3, n0, n1, n2, n3, x1, x2, x3, k1, k2, k3, WHOLE, WIDTH
+            )  # fmt: skip
         if dx_ptr is not None:
             dx = dx_ptr + q * dx_step
             d0 = _of_input(t0, t1, t2, t3, g0, h1, h2, h3, there, there, there, WHOLE, WIDTH)
@@ -195,7 +189,7 @@ def walk_backward(
             known, k1 = _among(there, q, 0, positions), _among(there, q - 1, 0, positions)
             k2 = _among(there, q - 2, 0, positions)
             n = read(x_ptr + q * x_step, known)
-            g = _slope(read(grad_ptr + q * g_step, known), taps_of(bias, t0, t1, t2, t3, n, x1, x2, x3, WIDTH), SILU)
+            g = slope(read(grad_ptr + q * g_step, known), taps_of(bias, t0, t1, t2, t3, n, x1, x2, x3, WIDTH), SILU)
             d = _of_input(t0, t1, t2, t3, g, h1, h2, h3, known, k1, k2, False, WIDTH)
             tl.store(dx_ptr + q * dx_step, rounded(d, dx_ptr), _among(there, q - (WIDTH - 1), 0, last))
             x1, x2, x3, h1, h2, h3 = n, x1, x2, g, h1, h2
@@ -268,23 +262,51 @@ def output_of(z, SILU: tl.constexpr):
 
 
 @triton.jit
-def _slope(grad, z, SILU: tl.constexpr):
-    """Return the gradient of the sum of the taps."""
+def slope(grad, z, SILU: tl.constexpr):
+    """Return the gradient of the sum of the taps ``z``: of silu, grad * (s + z * s * (1 - s))."""
     if SILU:
-        s, rest = logistic(z)
-        grad *= s + times(times(z, s), rest)
+        e = tl.exp2(-1.4426950408889634 * tl.abs(z))
+        r = reciprocal(1.0 + e)
+        grad *= tl.where(z > 0, r, e * r) + times(z, e * r * r)
     return grad
 
 
 @triton.jit
-def _of_known(h, known, SURE: tl.constexpr):
+def slopes(
+    g0, g1, g2, g3, bias, t0, t1, t2, t3, n0, n1, n2, n3, x1, x2, x3, WIDTH: tl.constexpr, SILU: tl.constexpr
+):  # fmt: skip
+    """Return the gradients of the sums of the taps of four positions, whose inputs come after x3, x2, x1."""
+    g0 = slope(g0, taps_of(bias, t0, t1, t2, t3, n0, x1, x2, x3, WIDTH), SILU)
+    g1 = slope(g1, taps_of(bias, t0, t1, t2, t3, n1, n0, x1, x2, WIDTH), SILU)
+    g2 = slope(g2, taps_of(bias, t0, t1, t2, t3, n2, n1, n0, x1, WIDTH), SILU)
+    return g0, g1, g2, slope(g3, taps_of(bias, t0, t1, t2, t3, n3, n2, n1, n0, WIDTH), SILU)
+
+
+@triton.jit
+def of_known(h, known, SURE: tl.constexpr):
+    """Return numbers, 0 where they are not known."""
     return h if SURE else tl.where(known, h, 0.0)
 
 
 @triton.jit
-def _plus(total, a, b, known, SURE: tl.constexpr):
+def plus(total, a, b, known, SURE: tl.constexpr):
     """Return ``total + a * b``, without the product where it is not known: not inf * 0."""
-    return total + _of_known(a * b, known, SURE)
+    return total + of_known(a * b, known, SURE)
+
+
+@triton.jit
+def with_products(
+    of_t0, of_t1, of_t2, of_t3, g0, g1, g2, g3, n0, n1, n2, n3, x1, x2, x3, k1, k2, k3,
+    SURE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Return the sums of the taps' gradients with those of four positions, as ``slopes`` has them."""
+    of_t0 = plus(plus(plus(of_t0 + g0 * n0, g1, n1, k1, SURE), g2, n2, k2, SURE), g3, n3, k3, SURE)
+    of_t1 = plus(plus(plus(of_t1 + g0 * x1, g1, n0, k1, SURE), g2, n1, k2, SURE), g3, n2, k3, SURE)
+    if WIDTH > 2:
+        of_t2 = plus(plus(plus(of_t2 + g0 * x2, g1, x1, k1, SURE), g2, n0, k2, SURE), g3, n1, k3, SURE)
+    if WIDTH > 3:
+        of_t3 = plus(plus(plus(of_t3 + g0 * x3, g1, x2, k1, SURE), g2, x1, k2, SURE), g3, n0, k3, SURE)
+    return of_t0, of_t1, of_t2, of_t3
 
 
 @triton.jit
@@ -293,8 +315,8 @@ def _of_input(
 ):  # fmt: skip
     """Return the gradient of the input WIDTH - 1 positions before that of ``h0``. Without SURE, the last may not be."""
     if WIDTH == 4:
-        d = _plus(_plus(h3 * t0, h2, t1, known_2, SURE), h1, t2, known_1, SURE)
-        return _plus(d, h0, t3, known, SURE)
+        d = plus(plus(h3 * t0, h2, t1, known_2, SURE), h1, t2, known_1, SURE)
+        return plus(d, h0, t3, known, SURE)
     if WIDTH == 3:
-        return _plus(_plus(h2 * t0, h1, t1, known_1, SURE), h0, t2, known, SURE)
-    return _plus(h1 * t0, h0, t1, known, SURE)
+        return plus(plus(h2 * t0, h1, t1, known_1, SURE), h0, t2, known, SURE)
+    return plus(h1 * t0, h0, t1, known, SURE)

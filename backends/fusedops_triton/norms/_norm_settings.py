@@ -183,7 +183,8 @@ def _widest_backward(masked: bool, centered: bool, weight: int) -> Backward:
 
 
 def gated_norm_plan(size: int, widest: int) -> Plan:
-    """Return the default setting of the forward of a norm beside a gate, for groups of ``size`` elements.
+    """Return the default setting of the forward of a norm beside a gate, for groups of ``size`` elements, and of both
+    directions of two parts of one attention.
 
     ``widest`` is the element size in bytes of the widest dtype.
     """
@@ -212,14 +213,3 @@ def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool
     parts = min(ceil_div(n_rows, NORM_PART_ROWS), ceil_div(_settings.chip.processors * NORM_WARPS, warps * groups))
     steps = ceil_div(ceil_div(n_rows, parts), rows)
     return NormSums(rows, width, warps, True, steps, registers=registers, again=again)
-
-
-def merge_plan(size: int, widest: int, inputs: int) -> Plan:
-    """Return the setting for rows of ``size`` elements of two parts of one attention, ``inputs`` of them read.
-
-    Addresses of rows and weights take registers too: a thread has half the elements of a norm's.
-    """
-    width = power_of_two(size)
-    rows = min(max(1, SHORT_TILE // inputs // width), SHORT_ROWS)
-    rows = power_of_two(rows + 1) // 2  # not above
-    return Plan(rows, width, warps_for(rows * width, NORM_PER_THREAD[widest] // 2), True)

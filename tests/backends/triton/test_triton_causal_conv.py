@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_cases import needs_loops
 
 import fusedops
+from fusedops_triton import _launch, _settings
 from fusedops_triton.convolution._causal_conv import conv_steps, conv_tile
 from fusedops_triton.convolution._causal_conv_octets import takes_octets
 
@@ -79,28 +80,47 @@ def test_walks_over_several_runs(
 
 
 @needs_loops
-@pytest.mark.parametrize(("width", "dtype"), [(2, BF16), (3, F16), (4, BF16)], ids=str)
-@pytest.mark.parametrize("positions", [256, 2056])
-def test_eight_positions_at_a_time(width: int, dtype: torch.dtype, positions: int) -> None:
-    """A row of one program, and one of two, the second of which is cut."""
-    assert takes_octets(torch.empty(2, 3, positions, dtype=dtype), width, (3 * positions, positions) * 2)
-    call = call_of((2, 3, positions), width, False, dtype, dtype)
+@pytest.mark.parametrize(("width", "dtype", "weight"), [(2, BF16, F32), (3, F16, F16), (4, BF16, BF16)], ids=str)
+@pytest.mark.parametrize("positions", [256, 1040, 2056])
+@pytest.mark.parametrize("processors", [0, 132])
+def test_eight_positions_at_a_time(
+    width: int,
+    dtype: torch.dtype,
+    weight: torch.dtype,
+    positions: int,
+    processors: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of one program, and of several; backward, where few programs fill the processors, of several turns of one,
+    the last of which is cut. It has sixteen positions at a time, which 2056 are not.
+    """
+    monkeypatch.setattr(_settings, "chip", _settings.chip._replace(processors=processors))
+    steps, x = (3 * positions, positions) * 2, torch.empty(2, 3, positions, dtype=dtype)
+    assert takes_octets(x, width, steps)
+    assert takes_octets(x, width, steps, 16) == (positions != 2056)
+    call = call_of((2, 3, positions), width, False, dtype, weight)
     del call["initial_state"]
-    check({**call, "return_state": False})
+    _launch.clear_layout_caches()  # launches depend on the processors
+    try:
+        check({**call, "return_state": False})
+    finally:
+        _launch.clear_layout_caches()
 
 
 @needs_loops
-@pytest.mark.parametrize("positions", [9, 64])
-def test_a_walk_adds_nothing_from_past_the_end(positions: int) -> None:
-    """An infinite weight times the gradient of a position that is not there would be NaN."""
-    call = call_of((1, 4, positions), 4, True)
+@pytest.mark.parametrize(("positions", "by_channel", "dtype"), [(9, True, F32), (64, True, F32), (272, False, BF16)])
+def test_nothing_is_added_from_past_the_end(positions: int, by_channel: bool, dtype: torch.dtype) -> None:
+    """An infinite weight times the gradient of a position that is not there would be NaN, as would its logistic."""
+    call = call_of((1, 4, positions), 4, by_channel, dtype)
     call["weight"][0, 0] = call["weight"][1, 1] = call["weight"][2, 2] = float("inf")
-    results = []
-    for backend in ("triton", "eager"):
-        x = call["x"].detach().requires_grad_()
-        y = fusedops.causal_conv1d(x, call["weight"], backend=backend)
-        results.append(torch.autograd.grad(y, x, torch.ones_like(y))[0])
-    torch.testing.assert_close(*results)
+    for activation in ("none", "silu"):
+        results = []
+        for backend in ("triton", "eager"):
+            x, weight = (call[name].detach().requires_grad_() for name in ("x", "weight"))
+            y = fusedops.causal_conv1d(x, weight, activation=activation, backend=backend)
+            results.append([each.float() for each in torch.autograd.grad(y, (x, weight), torch.ones_like(y))])
+        allowed = 1e-2 if dtype == BF16 else 1e-5
+        torch.testing.assert_close(*results, equal_nan=True, rtol=allowed, atol=allowed)
 
 
 @needs_loops

@@ -293,6 +293,7 @@ CONVOLUTIONS: dict[str, Case] = {
     "channels": {"shape": [2, 4096, 4096], "by_channel": True},
     "packed with states": {"shape": [1, 8192, 16384], "by_channel": True, "packed": 33, "states": True},
     "states": {"shape": [64, 4096, 512], "states": True, "width": 3, "spilled": 8},
+    "cut rows": {"shape": [1, 1024, 1040]},
 }
 
 
@@ -302,7 +303,8 @@ def _of_convolution() -> dict[str, Case]:
         launches = [("causal_conv1d", 0), ("causal_conv1d backward", 0)]
         launches += [("causal_conv1d backward", 2)] if shape.get("states") else []
         for op, launch in launches:
-            for dtype, target in (("bfloat16", "sm_90"), ("float32", OTHERS[turn % 3]))[: 2 if turn < 3 else 1]:
+            places = (("bfloat16", "sm_90"), ("float32", OTHERS[turn % 3]))[: 2 if turn < 3 else 1]
+            for dtype, target in (*places, *(("bfloat16", other) for other in OTHERS if name == "cut rows")):
                 case = {"op": op, "launch": launch, "dtype": dtype, "target": target, **shape}
                 cases[f"{op}, launch {launch}, {name}, {dtype}, {target}"] = case
     return cases
@@ -310,12 +312,12 @@ def _of_convolution() -> dict[str, Case]:
 
 def check_convolution(case: Case, facts: dict[str, Any]) -> None:
     walks, back = case.get("by_channel") and "packed" not in case, case["op"].endswith("backward")
-    octets = not back and case["dtype"] != "float32" and not (case.get("by_channel") or case.get("states"))
+    octets = case["dtype"] != "float32" and not (case.get("by_channel") or case.get("states"))
     first = f"{'octets' if octets else 'walk' if walks else '_conv'}_{'backward' if back else 'forward'}"
     assert facts["kernel"] == (first, "_add_sums", "_conv_before")[case["launch"]]
-    if octets:  # by 16 bytes, but for the weights and the bias, and no number goes to another thread
-        assert facts["loads"].keys() | facts["stores"].keys() <= {"16", "2"}
-        assert facts["stores"].keys() == {"16"}
+    if octets:  # by 16 bytes, but for the weights, the bias and the sums, and no number goes through shared memory
+        assert facts["loads"].keys() <= {"16", "8" if case["target"] == "gfx942" else "16", "2"}
+        assert facts["stores"].keys() == {"16", *(["4"] if back else [])}
         assert facts["shared"] == 0
     if walks:  # four channels at a time; the weights and the bias once
         narrow = sum(facts["loads"].get(width, 0) for width in ("2", "4"))
@@ -357,7 +359,34 @@ def check_quantized(case: Case, facts: dict[str, Any]) -> None:
     assert facts["loads"].get("2", 0) > 4, facts
 
 
+# -------------------------------------------------------------------------------------------------------- instructions
+
+
+def _of_counts() -> dict[str, Case]:
+    """Return calls with the most instructions of what a warp, or a thread, has at a time: rows, or elements, times 15 %
+    above the fewest that the arithmetic and the accesses of one take.
+    """
+    rows, convolution = {"shape": [4, 8192, 32, 128]}, {"shape": [2, 8192, 8192]}
+    counts: dict[str, tuple[Case, float]] = {
+        "merge_attention backward": (rows, 4 * 104),
+        "top_k_routing": ({"shape": [32768, 128], "k": 8}, 2 * 312),
+        "causal_conv1d": (convolution, 16 * 22.5),
+        "causal_conv1d backward": (convolution, 16 * 33),
+        "causal_conv1d backward, channels": ({**convolution, "by_channel": True}, 16 * 33),
+    }
+    same = {"dtype": "bfloat16", "target": "sm_90"}
+    return {
+        name: {"op": name.partition(",")[0], **case, **same, "most": 1.15 * fewest}
+        for name, (case, fewest) in counts.items()
+    }
+
+
+def check_counts(case: Case, facts: dict[str, Any]) -> None:
+    assert facts["instructions"] <= case["most"]
+
+
 FAMILIES = (
+    (_of_counts, check_counts),
     (_of_convolution, check_convolution),
     (_of_classes, check_classes),
     (_of_log_probs, check_log_probs),

@@ -39,6 +39,21 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
 
 
+def instructions(cubin: bytes) -> int:
+    """Return the instructions of the longest loop of a kernel of an NVIDIA GPU, of all of it where it has none."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [TOOLS / "cuobjdump", "-sass", file.name]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = [(int(at, 16), text) for at, text in re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", code, re.MULTILINE)]
+    step = lines[1][0] - lines[0][0]
+    jumps = [(at, int(to[1], 16)) for at, text in lines if (to := re.search(r"\bBRA (?:\S+, )?(0x[0-9a-f]+)", text))]
+    loops = [(at - to) // step + 1 for at, to in jumps if to < at]
+    # behind the code: a jump to itself, and nothing
+    return max(loops, default=sum(not text.startswith("NOP") for _, text in lines) - 1)
+
+
 def chained_products(ttir: str) -> int:
     """Count the products that are added to the result of another product."""
     products = re.findall(r"(%[\w#]+) = tt\.dot %\S+, %\S+, (%[\w#]+)", ttir)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import triton
-from assembly import chained_products, of_amdgcn, of_cuda
+from assembly import chained_products, instructions, of_amdgcn, of_cuda
 from conv_launches import launch_conv
 from expert_launches import launch_experts
 from linear_attention_launches import launch_linear_attention
@@ -103,7 +103,7 @@ class Recorder:
         JITFunction.run = self._run
 
 
-def compile_launch(launch: Launch, target: str, aligned: bool = True) -> dict[str, Any]:
+def compile_launch(launch: Launch, target: str, aligned: bool = True, counted: bool = False) -> dict[str, Any]:
     """Compile, and read the facts off the assembly."""
     options = {name: value for name, value in launch.options.items() if aligned or name != "maxnreg"}  # as _launch.py
     source = launch.source(aligned)
@@ -113,6 +113,8 @@ def compile_launch(launch: Launch, target: str, aligned: bool = True) -> dict[st
     facts["overflows"] = overflows(compiled.asm["ttir"], launch.integers(source), launch.grid)
     if target.startswith("gfx"):
         return facts | of_amdgcn(compiled.asm["amdgcn"])
+    if counted:
+        facts["instructions"] = instructions(compiled.asm["cubin"])
     return facts | of_cuda(compiled.asm["ptx"], compiled.asm["cubin"])
 
 
@@ -429,8 +431,10 @@ def launch_of(case: dict[str, Any]) -> Launch:
 
 
 def facts_of(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the facts of the kernel of each case."""
-    return [compile_launch(launch_of(case), case["target"], case.get("aligned", True)) for case in cases]
+    """Return the facts of the kernel of each case, with its instructions where it has the most that it may have."""
+    return [
+        compile_launch(launch_of(case), case["target"], case.get("aligned", True), "most" in case) for case in cases
+    ]
 
 
 if __name__ == "__main__":
