@@ -18,8 +18,7 @@ from fusedops.testing import OPS
 
 
 @on_backends("triton")
-@pytest.mark.parametrize("against", ["eager", "reference"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("against", "dtype"), [("reference", torch.float32), ("eager", torch.bfloat16)], ids=str)
 def test_a_backend_agrees(op: str, backend: str, against: str, dtype: torch.dtype) -> None:
     tensors = [t.requires_grad_(t.is_floating_point()) for t in inputs(op, dtype=dtype)]
     with fusedops.use(backend, fallback="raise"), fusedops.verify(against) as report:

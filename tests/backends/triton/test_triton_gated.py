@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pairwise import pairwise
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -18,10 +19,16 @@ from fusedops_triton.gated._gated import Gelu, Swish, gated_backward, gated_forw
 PLAIN = Swish(None, 1.0, 0.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("form", ["two", "halves", "interleaved"])
-@pytest.mark.parametrize("width", [64, 1000, 33])
-@pytest.mark.parametrize("function", [PLAIN, Gelu("tanh"), Gelu("erf")], ids=str)
+@pytest.mark.parametrize(
+    ("function", "width", "form", "dtype"),
+    pairwise(
+        [PLAIN, Gelu("tanh"), Gelu("erf")],
+        [64, 1000, 33],
+        ["two", "halves", "interleaved"],
+        [torch.bfloat16, torch.float32],
+    ),
+    ids=str,
+)
 def test_each_direction_moves_the_fewest_bytes(
     function: Swish | Gelu, width: int, form: str, dtype: torch.dtype, traffic: Traffic
 ) -> None:

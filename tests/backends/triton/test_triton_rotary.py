@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import pairwise
 from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -27,11 +28,10 @@ def call(seq_dim: int, dtype: torch.dtype, rotated: int, dim: int = 64) -> tuple
     return q, k, torch.randn(20, rotated // 2), torch.randn(20, rotated // 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("rotated", [64, 32, 20])
-@pytest.mark.parametrize("seq_dim", [-2, -3])
-@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize(
+    ("forward", "seq_dim", "rotated", "interleaved", "dtype"),
+    pairwise([True, False], [-2, -3], [64, 32, 20], [False, True], [torch.bfloat16, torch.float32]),
+)
 def test_each_direction_moves_the_fewest_bytes(
     forward: bool, seq_dim: int, rotated: int, interleaved: bool, dtype: torch.dtype, traffic: Traffic
 ) -> None:
@@ -92,9 +92,9 @@ def test_views_are_read_where_they_are(interleaved: bool, traffic: Traffic) -> N
     assert traffic.distinct(doubled) == doubled.nbytes // 2
 
 
-@pytest.mark.parametrize("length", [1, 3, 33])
-@pytest.mark.parametrize("heads", [(1, 1), (5, 3), (17, 1)])
-@pytest.mark.parametrize("dim", [2, 6, 130])
+@pytest.mark.parametrize(
+    ("dim", "heads", "length"), pairwise([2, 6, 130], [(1, 1), (5, 3), (17, 1)], [1, 3, 33]), ids=str
+)
 def test_every_tiling(dim: int, heads: tuple[int, int], length: int) -> None:
     q, k = torch.randn(2, heads[0], length, dim), torch.randn(2, heads[1], length, dim)
     cos, sin = torch.randn(2, length, dim // 2), torch.randn(2, length, dim // 2)
