@@ -31,6 +31,7 @@ from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import ceil_div
 from fusedops_triton.linear_attention._linear_attention_parts import (
+    FACTORS,
     Call,
     Parts,
     Sizes,
@@ -38,6 +39,7 @@ from fusedops_triton.linear_attention._linear_attention_parts import (
     columns_of,
     parts_of,
     product,
+    product_by_matrix,
     rnorm_of,
     stages_of,
     types_of,
@@ -101,7 +103,7 @@ def _walk_launch(sizes: Sizes) -> Launch:
     (size_k, size_v), by = units(sizes)
     columns = columns_of(sizes, sizes.least_side)
     blocks = ceil_div(sizes.size_v, columns.cols)
-    constants = {**by, "C": sizes.chunk, "BK": columns.rows, "BV": columns.cols, "STAGES": stages_of(sizes)}
+    constants = {**by, "C": sizes.chunk, **columns.constants, "STAGES": stages_of(sizes)}
     constants |= types_of(_walk, sizes)
     numbers = (sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k, size_v, blocks)
     return Launch(_walk, (sizes.sequences * sizes.heads * blocks,), numbers, constants, columns.warps)
@@ -125,65 +127,92 @@ def _steps_launch(sizes: Sizes, normalize: bool) -> Launch:
 def _walk(
     out_ptr, state_ptr, states_ptr, differences_ptr, q_ptr, k_ptr, v_ptr, beta_ptr, initial_ptr, bounds_ptr,
     products_ptr, inverse_ptr, factors_ptr, positions, chunks, heads, group, size_k, size_v, blocks,
-    UNIT_K: tl.constexpr, UNIT_V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    STAGES: tl.constexpr, SPLIT: tl.constexpr, OF: tl.constexpr,
+    UNIT_K: tl.constexpr, UNIT_V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr,
+    BV: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, OF: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Walk over the chunks of a sequence with BV columns of a state. Grid (sequences * Hv * blocks,). See ``walk``.
 
-    size_k, size_v: over UNIT_K and UNIT_V. chunks: of a sequence without bounds.
+    size_k, size_v: over UNIT_K and UNIT_V. chunks: of a sequence without bounds. The state is transposed, in HALVES of
+    BK: it, or u, is always the first factor of a product, which tensor cores read from the registers that hold it.
     """
     size_k, size_v = size_k * UNIT_K, size_v * UNIT_V
     line, sequence = tl.program_id(0) // blocks, tl.program_id(0) // blocks // heads
     head = line % heads
     at, row = tl.arange(0, C), tl.arange(0, BK)
     col = (tl.program_id(0) % blocks) * BV + tl.arange(0, BV)
-    of_state = row[:, None] * size_v + col[None, :]
-    in_k, in_v = row < size_k, col < size_v
-    in_state = in_k[:, None] & in_v[None, :]
+    of_state = row[None, :] * size_v + col[:, None]
+    in_v = col < size_v
+    in_state, in_other = in_v[:, None] & (row < size_k)[None, :], in_v[:, None] & (row < size_k - BK)[None, :]
     if bounds_ptr is None:
         base, start, end = sequence.to(tl.int64) * positions, 0, positions
         number = sequence * chunks
     else:
         base, start, end = tl.full([], 0, tl.int64), tl.load(bounds_ptr + sequence), tl.load(bounds_ptr + sequence + 1)
         number = start // C + sequence
-    state = tl.zeros((BK, BV), tl.float32)
+    state = tl.zeros((BV, BK), tl.float32)
+    other = tl.zeros((BV, BK), tl.float32)
     if initial_ptr is not None:
-        state = read(initial_ptr + line.to(tl.int64) * size_k * size_v + of_state, in_state)
+        initial_ptr += line.to(tl.int64) * size_k * size_v + of_state
+        state = read(initial_ptr, in_state)
+        if HALVES == 2:
+            other = read(initial_ptr + BK * size_v, in_other)
+    width = heads // group * size_k
     for first in tl.range(start, end, C, num_stages=STAGES):
         there = first + at < end
         position = base + first + at
-        of_keys = (position * (heads // group) + head // group) * size_k
-        of_keys, in_keys = of_keys[:, None] + row[None, :], there[:, None] & in_k[None, :]
-        of_values = (position * heads + head) * size_v
-        of_values, in_values = of_values[:, None] + col[None, :], there[:, None] & in_v[None, :]
+        of_keys = position * width + head // group * size_k
+        of_keys, in_keys = of_keys[:, None] + row[None, :], there[:, None] & (row < size_k)[None, :]
+        in_others = there[:, None] & (row < size_k - BK)[None, :]
+        of_values = position * (heads * size_v) + head * size_v
+        of_values, in_values = of_values[None, :] + col[:, None], there[None, :] & in_v[:, None]
         here = number.to(tl.int64) * heads + head
-        square = here * C * C + at[:, None] * C + at[None, :]
-        vectors = factors_ptr + here * 4 * C + at
-        started, keys = tl.load(vectors + 2 * C), tl.load(vectors + C)
+        # the same places, computed again: else they are held in registers from the loads of this chunk on
+        to_values = ((position * heads + head) * size_v)[None, :] + col[:, None]
+        vectors = factors_ptr + here * FACTORS * C + at
         if states_ptr is not None:
-            tl.store(states_ptr + here * size_k * size_v + of_state, state, in_state)
-        k = tl.load(k_ptr + of_keys, in_keys, 0.0)
+            to = states_ptr + ((here * size_k + row) * size_v)[None, :] + col[:, None]
+            tl.store(to, state, in_state)
+            if HALVES == 2:
+                tl.store(to + BK * size_v, other, in_other)
         u = read(v_ptr + of_values, in_values)
+        k = tl.load(k_ptr + of_keys, in_keys, 0.0)
+        if HALVES == 2:
+            other_k = tl.load(k_ptr + of_keys + BK, in_others, 0.0)
         if beta_ptr is not None:
-            beta = read(beta_ptr + position * heads + head, there)[:, None]
-            u -= (started * keys)[:, None] * product(k, state, SPLIT, OF, PRECISION)
-            u -= product(tl.load(inverse_ptr + square), beta * u, SPLIT, OF, PRECISION)
-            if differences_ptr is not None:
-                tl.store(differences_ptr + of_values, u, in_values)
-            u *= beta
+            expected = product(state, tl.trans(k), SPLIT, OF, PRECISION)
         if out_ptr is not None:
             q = tl.load(q_ptr + of_keys, in_keys, 0.0)
-            out = (tl.load(vectors) * started)[:, None] * product(q, state, SPLIT, OF, PRECISION)
-            out += product(tl.load(products_ptr + square), u, SPLIT, OF, PRECISION)
-            tl.store(out_ptr + of_values, rounded(out, out_ptr), in_values)
+            out = product(state, tl.trans(q), SPLIT, OF, PRECISION)
+        if HALVES == 2:
+            if beta_ptr is not None:
+                expected = product(other, tl.trans(other_k), SPLIT, OF, PRECISION, None, expected)
+            if out_ptr is not None:
+                q = tl.load(q_ptr + of_keys + BK, in_others, 0.0)
+                out = product(other, tl.trans(q), SPLIT, OF, PRECISION, None, out)
+        if beta_ptr is not None:
+            beta = tl.load(vectors + 4 * C)[None, :]
+            u -= tl.load(vectors + 6 * C)[None, :] * expected
+            u = product_by_matrix(-beta * u, inverse_ptr, here, True, C, SPLIT, OF, PRECISION, u)
+            if differences_ptr is not None:
+                tl.store(differences_ptr + to_values, u, in_values)
+            u *= beta
+        if out_ptr is not None:
+            out *= tl.load(vectors + 5 * C)[None, :]
+            out = product_by_matrix(u, products_ptr, here, True, C, SPLIT, OF, PRECISION, out)
+            tl.store(out_ptr + to_values, rounded(out, out_ptr), in_values)
         # the decays of the whole chunk: beyond the end of a sequence there are none
-        passed = tl.load(factors_ptr + here * 4 * C + 3 * C - 1)
-        ended = (keys * tl.load(vectors + 3 * C))[:, None]
-        state = passed * state + product(tl.trans(k), ended * u, SPLIT, OF, PRECISION)
+        passed = tl.load(factors_ptr + here * FACTORS * C + 3 * C - 1)
+        u *= tl.load(vectors + 7 * C)[None, :]
+        state = product(u, k, SPLIT, OF, PRECISION, None, passed * state)
+        if HALVES == 2:
+            other = product(u, other_k, SPLIT, OF, PRECISION, None, passed * other)
         number += 1
     if state_ptr is not None:
-        tl.store(state_ptr + line.to(tl.int64) * size_k * size_v + of_state, state, in_state)
+        to = state_ptr + ((line.to(tl.int64) * size_k + row) * size_v)[None, :] + col[:, None]
+        tl.store(to, state, in_v[:, None] & (row < size_k)[None, :])
+        if HALVES == 2:
+            tl.store(to + BK * size_v, other, in_v[:, None] & (row + BK < size_k)[None, :])
 
 
 @profiled(do_not_specialize=["scale", "positions", "heads", "group", "size_k", "size_v", "blocks"])

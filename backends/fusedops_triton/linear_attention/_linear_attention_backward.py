@@ -30,6 +30,7 @@ from fusedops_triton._settings import ceil_div
 from fusedops_triton.linear_attention._linear_attention import walk
 from fusedops_triton.linear_attention._linear_attention_chunk_gradients import Walked, chunk_gradients
 from fusedops_triton.linear_attention._linear_attention_parts import (
+    FACTORS,
     Call,
     Parts,
     Sizes,
@@ -37,6 +38,7 @@ from fusedops_triton.linear_attention._linear_attention_parts import (
     columns_of,
     parts_of,
     product,
+    product_by_matrix,
     stages_of,
     types_of,
     units,
@@ -101,7 +103,7 @@ def _back_launch(sizes: Sizes) -> Launch:
     (size_k, size_v), by = units(sizes)
     columns = columns_of(sizes, sizes.least_side)
     blocks = ceil_div(sizes.size_v, columns.cols)
-    constants = {**by, "C": sizes.chunk, "BK": columns.rows, "BV": columns.cols, "STAGES": stages_of(sizes)}
+    constants = {**by, "C": sizes.chunk, **columns.constants, "STAGES": stages_of(sizes)}
     constants |= types_of(_walk_back, sizes)
     numbers = (sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k, size_v, blocks)
     return Launch(_walk_back, (sizes.sequences * sizes.heads * blocks,), numbers, constants, columns.warps)
@@ -115,57 +117,79 @@ def _back_launch(sizes: Sizes) -> Launch:
 def _walk_back(
     dv_ptr, of_values_ptr, of_states_ptr, of_start_ptr, grad_ptr, of_end_ptr, q_ptr, k_ptr, beta_ptr, bounds_ptr,
     products_ptr, inverse_ptr, factors_ptr, positions, chunks, heads, group, size_k, size_v, blocks,
-    UNIT_K: tl.constexpr, UNIT_V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    STAGES: tl.constexpr, SPLIT: tl.constexpr, OF: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT_K: tl.constexpr, UNIT_V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr,
+    BV: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, OF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Walk back over the chunks with BV columns of the gradient of a state. Grid (sequences * Hv * blocks,)."""
+    """Walk back over the chunks with BV columns of the gradient of a state. Grid (sequences * Hv * blocks,).
+
+    The gradient is transposed, in HALVES of BK, as the state in ``_walk``.
+    """
     size_k, size_v = size_k * UNIT_K, size_v * UNIT_V
     line, sequence = tl.program_id(0) // blocks, tl.program_id(0) // blocks // heads
     head = line % heads
     at, row = tl.arange(0, C), tl.arange(0, BK)
     col = (tl.program_id(0) % blocks) * BV + tl.arange(0, BV)
-    of_state = row[:, None] * size_v + col[None, :]
-    in_k, in_v = row < size_k, col < size_v
-    in_state = in_k[:, None] & in_v[None, :]
+    of_state = row[None, :] * size_v + col[:, None]
+    in_v = col < size_v
+    in_state, in_other = in_v[:, None] & (row < size_k)[None, :], in_v[:, None] & (row < size_k - BK)[None, :]
     if bounds_ptr is None:
         base, start, end = sequence.to(tl.int64) * positions, 0, positions
         number = sequence * chunks
     else:
         base, start, end = tl.full([], 0, tl.int64), tl.load(bounds_ptr + sequence), tl.load(bounds_ptr + sequence + 1)
         number = start // C + sequence
-    state = tl.zeros((BK, BV), tl.float32)
+    state, other = tl.zeros((BV, BK), tl.float32), tl.zeros((BV, BK), tl.float32)
     if of_end_ptr is not None:
-        state = read(of_end_ptr + line.to(tl.int64) * size_k * size_v + of_state, in_state)
+        of_end_ptr += line.to(tl.int64) * size_k * size_v + of_state
+        state = read(of_end_ptr, in_state)
+        if HALVES == 2:
+            other = read(of_end_ptr + BK * size_v, in_other)
     own = (end - start + C - 1) // C
+    width = heads // group * size_k
     for turn in tl.range(0, own, num_stages=STAGES):
         first, here = start + (own - 1 - turn) * C, (number + own - 1 - turn).to(tl.int64) * heads + head
         there = first + at < end
         position = base + first + at
-        of_keys = (position * (heads // group) + head // group) * size_k
-        of_keys, in_keys = of_keys[:, None] + row[None, :], there[:, None] & in_k[None, :]
-        of_values = (position * heads + head) * size_v
-        of_values, in_values = of_values[:, None] + col[None, :], there[:, None] & in_v[None, :]
-        square = here * C * C + at[:, None] * C + at[None, :]
-        vectors = factors_ptr + here * 4 * C + at
-        started, keys = tl.load(vectors + 2 * C), tl.load(vectors + C)
-        tl.store(of_states_ptr + here * size_k * size_v + of_state, state, in_state)
-        grad = read(grad_ptr + of_values, in_values)
-        k, q = tl.load(k_ptr + of_keys, in_keys, 0.0), tl.load(q_ptr + of_keys, in_keys, 0.0)
-        of_u = product(tl.trans(tl.load(products_ptr + square)), grad, SPLIT, OF, PRECISION)
-        of_u += (keys * tl.load(vectors + 3 * C))[:, None] * product(k, state, SPLIT, OF, PRECISION)
-        passed = tl.load(factors_ptr + here * 4 * C + 3 * C - 1)
-        of_out = (tl.load(vectors) * started)[:, None] * grad
-        state = passed * state + product(tl.trans(q), of_out, SPLIT, OF, PRECISION)
+        of_keys = position * width + head // group * size_k
+        of_keys, in_keys = of_keys[:, None] + row[None, :], there[:, None] & (row < size_k)[None, :]
+        in_others = there[:, None] & (row < size_k - BK)[None, :]
+        of_values = position * (heads * size_v) + head * size_v
+        of_values, in_values = of_values[None, :] + col[:, None], there[None, :] & in_v[:, None]
+        vectors = factors_ptr + here * FACTORS * C + at
+        to = of_states_ptr + ((here * size_k + row) * size_v)[None, :] + col[:, None]
+        tl.store(to, state, in_state)
+        if HALVES == 2:
+            tl.store(to + BK * size_v, other, in_other)
+        grad = read(grad_ptr + of_values, in_values).to(grad_ptr.dtype.element_ty)
+        k = tl.load(k_ptr + of_keys, in_keys, 0.0)
+        of_u = product(state, tl.trans(k), SPLIT, OF, PRECISION)
+        if HALVES == 2:
+            other_k = tl.load(k_ptr + of_keys + BK, in_others, 0.0)
+            of_u = product(other, tl.trans(other_k), SPLIT, OF, PRECISION, None, of_u)
+        of_u *= tl.load(vectors + 7 * C)[None, :]
+        of_u = product_by_matrix(grad, products_ptr, here, False, C, SPLIT, OF, PRECISION, of_u)
+        passed = tl.load(factors_ptr + here * FACTORS * C + 3 * C - 1)
+        of_out = tl.load(vectors + 5 * C)[None, :] * grad
+        q = tl.load(q_ptr + of_keys, in_keys, 0.0)
+        state = product(of_out, q, SPLIT, OF, PRECISION, None, passed * state)
+        if HALVES == 2:
+            q = tl.load(q_ptr + of_keys + BK, in_others, 0.0)
+            other = product(of_out, q, SPLIT, OF, PRECISION, None, passed * other)
         if beta_ptr is not None:
-            beta = read(beta_ptr + position * heads + head, there)[:, None]
-            of_u -= product(tl.trans(tl.load(inverse_ptr + square)), beta * of_u, SPLIT, OF, PRECISION)
-            dv = beta * of_u
-            state -= product(tl.trans(k), (keys * started)[:, None] * dv, SPLIT, OF, PRECISION)
-        else:
-            dv = of_u
+            beta = tl.load(vectors + 4 * C)[None, :]
+            of_u = product_by_matrix(-beta * of_u, inverse_ptr, here, False, C, SPLIT, OF, PRECISION, of_u)
         tl.store(of_values_ptr + of_values, of_u, in_values)
+        if beta_ptr is not None:
+            of_u *= beta
         if dv_ptr is not None:
-            tl.store(dv_ptr + of_values, rounded(dv, dv_ptr), in_values)
+            tl.store(dv_ptr + of_values, rounded(of_u, dv_ptr), in_values)
+        if beta_ptr is not None:
+            of_u *= -tl.load(vectors + 6 * C)[None, :]
+            state = product(of_u, k, SPLIT, OF, PRECISION, None, state)
+            if HALVES == 2:
+                other = product(of_u, other_k, SPLIT, OF, PRECISION, None, other)
     if of_start_ptr is not None:
         to = of_start_ptr + line.to(tl.int64) * size_k * size_v + of_state
         tl.store(to, rounded(state, of_start_ptr), in_state)
+        if HALVES == 2:
+            tl.store(to + BK * size_v, rounded(other, of_start_ptr), in_other)

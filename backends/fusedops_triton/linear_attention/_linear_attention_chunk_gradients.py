@@ -33,9 +33,11 @@ from fusedops_triton._launch import Launch, cached_by_layout
 from fusedops_triton._settings import ceil_div, power_of_two
 from fusedops_triton.linear_attention._linear_attention_parts import (
     CHUNK,
+    FACTORS,
     Call,
     Parts,
     Sizes,
+    load_matrix,
     place_of,
     product,
     rnorm_of,
@@ -79,7 +81,11 @@ def chunk_gradients(call: Call, parts: Parts, grad_out: Tensor, walked: Walked, 
     """Write the gradients of q, k, decay and beta into ``results``, where these are wanted, and over the inverse."""
     sizes, (dq, dk, _, ddecay, dbeta, _) = call.sizes, results
     # gradients take the memory of the inverse, which no other kernel reads any more
-    of_products, of_values = (torch.empty_like(parts.products), parts.inverse), (walked.values, walked.of_values)
+    of_pairs = None if parts.inverse is None else parts.inverse.view(torch.float32)
+    of_products, of_values = (
+        (torch.empty_like(parts.products).view(torch.float32), of_pairs),
+        (walked.values, walked.of_values),
+    )
     make = torch.empty if call.bounds is None else torch.zeros
     places, device = (*call.v.shape[:3],), call.v.device
     chunk_launch, blocks = _chunk_launch(sizes, call.beta is not None)
@@ -203,12 +209,12 @@ def _scores_back(
             tl.store(of_pairs_ptr + square, of_pairs + tl.trans(of_pairs))
         pairs = of_scores
         if of_decay_ptr is not None:
-            pairs *= tl.load(products_ptr + square)
+            pairs *= load_matrix(products_ptr, line.to(tl.int64), C, SPLIT)
         tl.store(of_scores_ptr + square, of_scores * weights)
         if of_decay_ptr is not None:
             # a pair of positions has the decays after the first one, up to the second one
             if beta_ptr is not None:
-                factor = tl.load(factors_ptr + line.to(tl.int64) * 4 * C + C + at)
+                factor = tl.load(factors_ptr + line.to(tl.int64) * FACTORS * C + C + at)
                 of_line = (position * (heads // group) + head // group) * size_k
                 of_keys = tl.zeros((C, C), tl.float32)
                 for start in tl.range(0, size_k, BK, num_stages=1):
@@ -245,7 +251,7 @@ def _chunk_back(
         place = position * heads + head
         states = line.to(tl.int64) * size_k * size_v + row[:, None] * size_v
         values = place[:, None] * size_v
-        vectors = factors_ptr + line.to(tl.int64) * 4 * C + at
+        vectors = factors_ptr + line.to(tl.int64) * FACTORS * C + at
         started = tl.load(vectors + 2 * C)[:, None]
         of_line = (position * (heads // group) + head // group) * size_k
         of_line, in_line = of_line[:, None] + row[None, :], there[:, None] & in_k[None, :]
@@ -298,7 +304,7 @@ def _chunk_back(
         if of_decay_ptr is not None:
             of_decay = tl.cumsum(later, 0, reverse=True) + (tl.cumsum(earlier, 0) - earlier)
             # the decays of the whole chunk: beyond the end of a sequence there are none
-            of_decay += tl.load(factors_ptr + line.to(tl.int64) * 4 * C + 3 * C - 1) * tl.sum(whole, 0)
+            of_decay += tl.load(factors_ptr + line.to(tl.int64) * FACTORS * C + 3 * C - 1) * tl.sum(whole, 0)
             tl.store(of_decay_ptr + (1 + block).to(tl.int64) * n_rows * heads + place, of_decay, there)
 
 

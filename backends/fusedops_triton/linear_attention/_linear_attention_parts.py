@@ -43,6 +43,8 @@ SLICE = 64
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 #: The positions of a block whose matrix is inverted without products. No chunk has fewer.
 BLOCK = 16
+#: The vectors of a chunk: ``Parts.factors``.
+FACTORS = tl.constexpr(8)
 
 
 class Columns(NamedTuple):
@@ -51,6 +53,12 @@ class Columns(NamedTuple):
     rows: int
     cols: int
     warps: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The constexprs of a walk: of 128 rows and more, a half at a time is split into two of bfloat16."""
+        halves = 2 if self.rows >= 128 else 1
+        return {"BK": self.rows // halves, "HALVES": halves, "BV": self.cols}
 
 
 class Sizes(NamedTuple):
@@ -125,11 +133,13 @@ class Parts(NamedTuple):
     """The parts of chunks that need no state, float32, for each number of a chunk and each value head.
 
     Attributes:
-        products: of queries and keys, weighted by the decays, (numbers, Hv, C, C).
-        inverse: Y, (numbers, Hv, C, C), or None without beta. With M, the weighted products of keys with those before
+        products: of queries and keys, weighted by the decays, (numbers, Hv, C, C), as ``store_matrix`` has it: float32,
+            or two of bfloat16 in the same memory, which the walks multiply without another split.
+        inverse: Y, as ``products``, or None without beta. With M, the weighted products of keys with those before
             them, ``(I + beta * M)**-1 = I - beta * Y``.
-        factors: of each position (numbers, Hv, 4, C): of the row of q, of the row of k, of the state before the chunk,
-            and of the position in the state after the chunk.
+        factors: of each position (numbers, Hv, FACTORS, C): of the row of q, of the row of k, of the state before the
+            chunk, and of the position in the state after the chunk; beta, if there is one; the first by the third, the
+            second by the third, and the second by the fourth, so that a walk holds one vector and not two.
     """
 
     products: Tensor
@@ -172,8 +182,9 @@ def parts_of(call: Call) -> Parts:
     sizes = call.sizes
     shape = (sizes.numbers, sizes.heads, sizes.chunk, sizes.chunk)
     products = torch.empty(shape, dtype=torch.float32, device=call.q.device)
+    products = products.view(torch.bfloat16) if sizes.split else products  # two of each, in the same memory
     inverse = None if call.beta is None else torch.empty_like(products)
-    factors = torch.empty((*shape[:2], 4, sizes.chunk), dtype=torch.float32, device=call.q.device)
+    factors = torch.empty((*shape[:2], FACTORS.value, sizes.chunk), dtype=torch.float32, device=call.q.device)
     launch = _parts_launch(sizes, call.normalize)
     launch(
         products, products, inverse, factors, call.q, call.k, call.decay, call.beta, call.bounds, call.scale
@@ -210,10 +221,14 @@ def units(sizes: Sizes) -> tuple[tuple[int, int], dict[str, int]]:
 def columns_of(sizes: Sizes, least: int) -> Columns:
     """Return the columns of a program: no fewer than ``least``, the least side of a product.
 
-    Not measured. With 16, a batch of one with the heads of Qwen3-Next (32, values of 128) has 256 programs, of which
-    two fit on a processor of sm_90, and 16-bit tensors with rows of 128 spill 8 bytes of a thread there.
+    Not measured. On sm_90, 64 are the rows of a product of 16-bit tensors whose first factor is in the registers of
+    four warps. Elsewhere they would spill 430 bytes of a thread (sm_80), or need more tensor memory than there is
+    (sm_100), and there are as few as possible.
     """
-    rows, cols = power_of_two(sizes.size_k), min(power_of_two(sizes.size_v), 32 if least == 1 else least)
+    most = 32 if least == 1 else least
+    if least > 1 and sizes.split and sizes.size_k <= 128 and _settings.chip == CHIPS["sm_90"]:
+        most = CHUNK
+    rows, cols = power_of_two(sizes.size_k), min(power_of_two(sizes.size_v), most)
     return Columns(max(rows, least), max(cols, least), 4 if sizes.split or least == 1 else 8)
 
 
@@ -239,7 +254,8 @@ def _parts_launch(sizes: Sizes, normalize: bool) -> Launch:
     constants = {
         "UNIT_K": unit_k, "NORMALIZE": normalize, "STEPS": (sizes.sequences - 1).bit_length(), "C": sizes.chunk,
         "LEVELS": (sizes.chunk // BLOCK).bit_length() - 1, "BLOCK": BLOCK,
-        "BK": slice_of(sizes), "OF": pairs, "PRECISION": precision_of(_chunk_parts),
+        "BK": slice_of(sizes), "SPLIT": types_of(_chunk_parts, sizes)["SPLIT"], "OF": pairs,
+        "PRECISION": precision_of(_chunk_parts),
     }  # fmt: skip
     numbers = (sizes.sequences, sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k)
     # of 8 warps on sm_90, two groups of 4 compute the same products: of 64 rows, as many as one group has
@@ -250,36 +266,85 @@ def _parts_launch(sizes: Sizes, normalize: bool) -> Launch:
 
 
 @triton.jit
-def product(a, b, SPLIT: tl.constexpr, OF: tl.constexpr, PRECISION: tl.constexpr):
-    """Return ``a @ b`` in float32, of operands that are multiplied as OF.
+def low_of(x, SPLIT: tl.constexpr):
+    """Return what bfloat16 leaves of x, as bfloat16: within 2**-17 of x. "separate": times 256, which is exact."""
+    low = x.to(tl.float32) - x.to(tl.bfloat16).to(tl.float32)
+    return ((256.0 * low) if SPLIT == "separate" else low).to(tl.bfloat16)
 
-    SPLIT: an operand is the sum of two of bfloat16, within 2**-17 of it; one that has bfloat16 is itself. "chained":
-    the products are added to one another. "separate": each has an accumulator of its own. The factor of 256 is exact,
-    and without it Triton would chain them.
+
+@triton.jit
+def product(a, b, SPLIT: tl.constexpr, OF: tl.constexpr, PRECISION: tl.constexpr, low_b=None, total=None):
+    """Return ``a @ b`` in float32, of operands that are multiplied as OF, added to ``total``.
+
+    SPLIT: an operand is the sum of two of bfloat16; one that has bfloat16 is itself, or its first part, with ``low_b``.
+    "chained": the products are added to one another. "separate": each has an accumulator of its own. Without the factor
+    of 256 Triton would chain them.
     """
-    if SPLIT == "separate":
-        high_a, high_b = a.to(tl.bfloat16), b.to(tl.bfloat16)
+    if total is None:
         total = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
-        if b.dtype != tl.bfloat16:
-            low_b = (256.0 * (b.to(tl.float32) - high_b.to(tl.float32))).to(tl.bfloat16)
-            total += tl.dot(high_a.to(OF), low_b.to(OF), out_dtype=tl.float32) * (1 / 256)
-        if a.dtype != tl.bfloat16:
-            low_a = (256.0 * (a.to(tl.float32) - high_a.to(tl.float32))).to(tl.bfloat16)
-            total += tl.dot(low_a.to(OF), high_b.to(OF), out_dtype=tl.float32) * (1 / 256)
-        total = tl.dot(high_a.to(OF), high_b.to(OF), total, out_dtype=tl.float32)
-    elif SPLIT == "chained":
-        high_a, high_b = a.to(tl.bfloat16), b.to(tl.bfloat16)
-        total = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
-        if b.dtype != tl.bfloat16:
-            low_b = (b.to(tl.float32) - high_b.to(tl.float32)).to(tl.bfloat16)
-            total = tl.dot(high_a.to(OF), low_b.to(OF), total, out_dtype=tl.float32)
-        if a.dtype != tl.bfloat16:
-            low_a = (a.to(tl.float32) - high_a.to(tl.float32)).to(tl.bfloat16)
-            total = tl.dot(low_a.to(OF), high_b.to(OF), total, out_dtype=tl.float32)
-        total = tl.dot(high_a.to(OF), high_b.to(OF), total, out_dtype=tl.float32)
+    if SPLIT == "":
+        total = tl.dot(a.to(OF), b.to(OF), total, input_precision=PRECISION, out_dtype=tl.float32)
     else:
-        total = tl.dot(a.to(OF), b.to(OF), input_precision=PRECISION, out_dtype=tl.float32)
+        high_a, high_b = a.to(tl.bfloat16).to(OF), b.to(tl.bfloat16).to(OF)
+        if b.dtype != tl.bfloat16:
+            low_b = low_of(b, SPLIT)
+        if low_b is not None:
+            if SPLIT == "separate":
+                total += tl.dot(high_a, low_b.to(OF), out_dtype=tl.float32) * (1 / 256)
+            else:
+                total = tl.dot(high_a, low_b.to(OF), total, out_dtype=tl.float32)
+        if a.dtype != tl.bfloat16:
+            if SPLIT == "separate":
+                total += tl.dot(low_of(a, SPLIT).to(OF), high_b, out_dtype=tl.float32) * (1 / 256)
+            else:
+                total = tl.dot(low_of(a, SPLIT).to(OF), high_b, total, out_dtype=tl.float32)
+        total = tl.dot(high_a, high_b, total, out_dtype=tl.float32)
     return total
+
+
+@triton.jit
+def store_matrix(to_ptr, number, matrix, C: tl.constexpr, SPLIT: tl.constexpr):
+    """Store a matrix of a chunk, with SPLIT as two of bfloat16, one after the other."""
+    at = tl.arange(0, C)
+    if SPLIT == "":
+        tl.store(to_ptr + number * C * C + at[:, None] * C + at[None, :], matrix)
+    else:
+        to_ptr += number * 2 * C * C + at[:, None] * C + at[None, :]
+        tl.store(to_ptr, matrix.to(tl.bfloat16))
+        tl.store(to_ptr + C * C, low_of(matrix, SPLIT))
+
+
+@triton.jit
+def load_matrix(ptr, number, C: tl.constexpr, SPLIT: tl.constexpr):
+    """Return what ``store_matrix`` has stored, in float32."""
+    at = tl.arange(0, C)
+    if SPLIT == "":
+        matrix = tl.load(ptr + number * C * C + at[:, None] * C + at[None, :])
+    else:
+        ptr += number * 2 * C * C + at[:, None] * C + at[None, :]
+        low = tl.load(ptr + C * C).to(tl.float32)
+        matrix = tl.load(ptr).to(tl.float32) + low * ((1 / 256) if SPLIT == "separate" else 1.0)
+    return matrix
+
+
+@triton.jit
+def product_by_matrix(
+    a, ptr, number, TURNED: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr, OF: tl.constexpr,
+    PRECISION: tl.constexpr, total=None,
+):  # fmt: skip
+    """Return the product of a and what ``store_matrix`` has stored, as ``product`` does. TURNED: transposed."""
+    at = tl.arange(0, C)
+    square = at[:, None] * C + at[None, :]
+    if SPLIT == "":
+        high, low = tl.load(ptr + number * C * C + square), None
+    else:
+        ptr += number * 2 * C * C + square
+        high, low = tl.load(ptr), tl.load(ptr + C * C)
+    if TURNED:
+        high = tl.trans(high)
+        if SPLIT != "":
+            low = tl.trans(low)
+    return product(a, high, SPLIT, OF, PRECISION, low, total)
 
 
 @triton.jit
@@ -353,8 +418,8 @@ def _chunk_parts(
     products_ptr, inverse_ptr, factors_ptr, q_ptr, k_ptr, decay_ptr, beta_ptr, bounds_ptr, scale,
     count, positions, chunks, heads, group, size_k,
     UNIT_K: tl.constexpr, NORMALIZE: tl.constexpr, STEPS: tl.constexpr, C: tl.constexpr,
-    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BK: tl.constexpr, OF: tl.constexpr,
-    PRECISION: tl.constexpr,
+    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+    OF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the parts of one chunk and value head. Grid (numbers * Hv,). See ``Parts``.
 
@@ -386,18 +451,22 @@ def _chunk_parts(
         place, next_there = row * heads + head, (first + at + 1 < end) & (at + 1 < C)
         weights, started, ended = weights_of(decay_ptr, place, there, next_there, heads, C)
         to = tl.program_id(0).to(tl.int64)
-        square = to * C * C + at[:, None] * C + at[None, :]
         of_queries = of_queries * weights * factor_q[:, None] * factor_k[None, :]
-        tl.store(products_ptr + square, of_queries)
-        vectors = factors_ptr + to * 4 * C + at
+        store_matrix(products_ptr, to, of_queries, C, SPLIT)
+        vectors = factors_ptr + to * FACTORS * C + at
         tl.store(vectors, factor_q)
         tl.store(vectors + C, factor_k)
         tl.store(vectors + 2 * C, started)
         tl.store(vectors + 3 * C, ended)
+        tl.store(vectors + 5 * C, factor_q * started)
+        tl.store(vectors + 6 * C, factor_k * started)
+        tl.store(vectors + 7 * C, factor_k * ended)
         if inverse_ptr is not None:
             lower = tl.where(at[:, None] > at[None, :], of_keys * weights, 0.0)
             lower = lower * factor_k[:, None] * factor_k[None, :]
-            beta = read(beta_ptr + place, there)[:, None]
+            beta = read(beta_ptr + place, there)
+            tl.store(vectors + 4 * C, beta)
+            beta = beta[:, None]
             inverse = _inverse_of_blocks(beta * lower, C, BLOCK)
             # pairs of blocks, up to all: the inverse of [[a, 0], [c, b]] has -b**-1 @ c @ a**-1 below its diagonal
             size_b = BLOCK
@@ -412,4 +481,4 @@ def _chunk_parts(
                 size_b *= 2
             # the same again: else its parts of 11 bits are held in registers through all levels
             lower = tl.where(at[:, None] > at[None, :], lower, 0.0)
-            tl.store(inverse_ptr + square, product(lower, inverse, "", tl.float32, PRECISION))
+            store_matrix(inverse_ptr, to, product(lower, inverse, "", tl.float32, PRECISION), C, SPLIT)

@@ -109,7 +109,7 @@ def test_where_triton_multiplies_small_sides_wrongly_there_are_none(
     }
     assert min(sides.values()) == 64, sides
     version("sm_90", (3, 9))
-    assert min(each.get("BV", 64) for each in constants_of(call).values()) == 16
+    assert min(each.get("BV", 64) for each in constants_of(call).values()) < 64
 
 
 def test_walks_on_sm_100_have_one_chunk_at_a_time_and_separate_sums_where_triton_needs_it(

@@ -18,9 +18,12 @@ def of_cuda(ptx: str, cubin: bytes) -> dict[str, Any]:
     """Return the facts of a kernel of an NVIDIA GPU."""
     code = re.sub(r"//.*", "", ptx)  # comments name files, and might hold anything
     used = resources(cubin)
+    factors = re.findall(r"\bwgmma\.mma_async\S+\s+\{[^}]*\}\s*,\s*(\{|%)", code)
     return {
         "registers": used["REG"],
         "spilled": used["STACK"] + used["LOCAL"],  # these kernels have no arrays: what is on the stack was spilled
+        "wgmma": len(factors),
+        "wgmma_of_registers": factors.count("{"),  # the first factor is in registers, not in memory on the chip
         "loads": _widths(code, "ld"),
         "stores": _widths(code, "st"),
         "reads_first": code.rfind("ld.global") < code.find("st.global"),
