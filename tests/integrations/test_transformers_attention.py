@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -322,6 +323,18 @@ def test_an_additive_mask_is_added() -> None:
     torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:attention implementation:fusedops.FusedOpsWarning")
+@pytest.mark.parametrize("mask", [torch.ones(2, 1, 5, 5).tril().long(), causal(5, 5).byte()[None, None]])
+def test_a_mask_that_torch_refuses_is_its_error(mask: Tensor) -> None:
+    with pytest.raises(RuntimeError, match="Expected attn_mask dtype to be bool or float"):
+        attention_forward(Module(), *tensors(), mask)
+    for function, other in itertools.product(
+        (attention_forward, softmax_forward), (torch.zeros(2, 1, 5, 8), torch.zeros(2, 1, 5, 5) + 0j)
+    ):
+        with pytest.raises((RuntimeError, fusedops.InvalidInputError)):
+            function(Module(), *tensors(), other)
+
+
 @pytest.mark.parametrize("function", [attention_forward, softmax_forward])
 @pytest.mark.parametrize("name", ["cache", "indices", "block_indices"])
 def test_what_neither_computes_is_refused(name: str, function: Any) -> None:
@@ -385,6 +398,17 @@ def test_apply_keeps_fusedops_and_remove_restores_what_was_before() -> None:
     assert applied.ops["scaled_masked_softmax"] == 2
     applied.remove()
     assert model.config._attn_implementation == "fusedops_softmax"
+
+
+def test_remove_restores_an_inner_model_and_keeps_what_was_set_since() -> None:
+    model = FAMILIES["Llama"].build()
+    apply(model.model)
+    apply(model).remove()
+    assert model.config._attn_implementation == "sdpa"
+    applied = apply(model)
+    model.set_attn_implementation("eager")
+    applied.remove()
+    assert model.config._attn_implementation == "eager"
 
 
 def test_a_model_whose_own_attention_is_another_is_left() -> None:

@@ -603,7 +603,7 @@ def test_another_loss_is_left() -> None:
 
     model.loss_function = scaled
     (row,) = [row for row in apply(model).rows if row.left]
-    assert row == Row("LlamaForCausalLM", "", 1, "its loss is not that of causal or masked language models")
+    assert row == Row("LlamaForCausalLM", "", 1, f"its loss calls {__name__}'s function")
     assert model.loss_function is scaled
 
 

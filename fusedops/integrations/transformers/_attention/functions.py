@@ -12,7 +12,7 @@ Source: transformers, ``integrations/sdpa_attention.py`` and ``eager_attention_f
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -85,6 +85,8 @@ def attention_forward(
             reason = _reason_for_softmax(None, dropout, options)
             reason = "is_causal = False" if reason is None and is_causal is False else reason
             return of_paged_cache(module, query, key, value, scaling, reason, kwargs), None
+        if _is_additive(attention_mask) and not attention_mask.is_floating_point():
+            return sdpa_attention_forward(module, query, key, value, attention_mask)  # the error is torch's
         causal = attention_mask is None and _is_causal(module, query, is_causal)
         attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
         reason = _reason_for_softmax(attention_mask, 0.0, options)
@@ -167,10 +169,12 @@ def softmax_forward(
         scores, scale = scores if scale == 1.0 else scores * scale, 1.0
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
+        if position_bias is not None and position_bias.shape[-1] > scores.shape[-1]:
+            biases[0] = position_bias[..., : scores.shape[-1]]
         for bias in biases:
-            if bias is not None:  # a slice that takes all of it takes 1.5 us
-                seen = bias if bias.shape[-1] == scores.shape[-1] else bias[..., : scores.shape[-1]]
-                scores = _sum(scores, seen if seen.dtype == scores.dtype else seen.to(scores.dtype))
+            if bias is not None:
+                is_added = bias.dtype == scores.dtype or bias.is_complex()  # the error of a complex one is torch's
+                scores = _sum(scores, bias if is_added else bias.to(scores.dtype))
     mask = None if attention_mask is None or _is_additive(attention_mask) else attention_mask.logical_not()
     if attention_mask is None:
         mask = _window_mask(kwargs.get("sliding_window"), query, key, causal)
@@ -219,7 +223,7 @@ def _fix(dropout: float) -> str:
     return "leave it out"
 
 
-def _is_additive(mask: Tensor | None) -> bool:
+def _is_additive(mask: Tensor | None) -> TypeGuard[Tensor]:
     return mask is not None and mask.dtype != torch.bool
 
 

@@ -19,7 +19,14 @@ from fusedops.integrations.transformers._attention.functions import (
     softmax_forward,
 )
 from fusedops.integrations.transformers._attention.guards import Guards
-from fusedops.integrations.transformers._attention.own_attention import keywords_of, left_out, names_in, reads_weights
+from fusedops.integrations.transformers._attention.own_attention import (
+    has_hooks,
+    is_own,
+    keywords_of,
+    left_out,
+    names_in,
+    own_names,
+)
 from fusedops.integrations.transformers._attention.packed_mask import packed_or_boolean_mask
 from fusedops.integrations.transformers._replacement import own_body, own_class
 from fusedops.integrations.transformers._trial.source import home_of
@@ -50,6 +57,7 @@ def register_attention() -> None:
 def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, str, str, str]]:
     """Set the attention implementation of each model in a module. Return (class, op, reason if left, op) and counts."""
     outcomes: Counter[tuple[str, str, str, str, str]] = Counter()
+    own = own_names(model.modules())
     for root in _roots(model):
         towers = _towers(root)
         for tower in towers:
@@ -61,7 +69,7 @@ def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, 
             if any("attention" in type(module).__name__.lower() for module in root.modules()):
                 outcomes[name, "", _OF_ITS_OWN, "attention", ""] += 1
             continue
-        implementation = _implementation(root, modules)
+        implementation = _implementation(root, modules, own)
         current = root.config._attn_implementation
         for module in modules:
             kind = own_class(module).__name__
@@ -77,8 +85,8 @@ def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, 
             root.__dict__[_BEFORE] = [(config, config._attn_implementation) for config in _configs(root)]
             kept = [(tower.config, tower.config._attn_implementation) for tower in towers]
             root.set_attn_implementation(implementation)
-            for config, own in kept:
-                config._attn_implementation_internal = own  # as restore_attention
+            for config, before in kept:
+                config._attn_implementation_internal = before  # as restore_attention
         if any(config._attn_implementation in _OPS for config in _configs(root)):
             _GUARDS.hold(root)
     return outcomes
@@ -118,9 +126,10 @@ def attention_notes(model: Module) -> list[str]:
 
 def restore_attention(model: Module) -> None:
     """Give the models in a module the attention implementation that they had."""
-    for root in _roots(model):
+    for root in filter(_is_model, model.modules()):  # an inner one may have been applied first
         for config, before in root.__dict__.pop(_BEFORE, ()):
-            config._attn_implementation_internal = before  # not checked again: the model had it
+            if config._attn_implementation in _OPS:  # else it was set since
+                config._attn_implementation_internal = before  # not checked again: the model had it
         _GUARDS.release(root)
 
 
@@ -166,8 +175,8 @@ def _towers(root: Any) -> list[Any]:
     return towers if calling else []
 
 
-def _implementation(root: Any, modules: list[Module]) -> str:
-    """Return the implementation for a model, or the reason why it keeps its own."""
+def _implementation(root: Any, modules: list[Module], own: set[str]) -> str:
+    """Return the implementation for a model, or the reason why it keeps its own; ``own`` are names in user's code."""
     implementations = {config._attn_implementation for config in _configs(root)}
     others = implementations - {"sdpa", "eager", None, *_OPS}
     if others:
@@ -176,16 +185,19 @@ def _implementation(root: Any, modules: list[Module]) -> str:
         other = _other_function(name, modules) if name in implementations else None
         if other is not None:
             return f"its implementation {name} calls {other}'s function"
+    if "_attn_implementation" in own and implementations & own:
+        return f"code of its own asks for its implementation {sorted(map(str, implementations & own))[0]}"
+    caller = _own_caller(root, modules) if "eager" in implementations else None
+    if caller is not None:
+        return f'{caller} gets the probabilities of eager; to fix: set_attn_implementation("sdpa") before'
     if any(config.output_attentions for config in _configs(root)):
         return "its config has output_attentions"
     if "eager" in implementations and any(_ALWAYS in names_in(each) for each in {*map(type, root.modules())}):
         return f"it always returns {_ALWAYS}, which eager computes"
-    for name in ("eager", "sdpa"):
-        reason = _left_out(name, modules) if name in implementations else None
-        if reason is not None:
-            return reason
+    for reason in filter(None, map(left_out, modules if "sdpa" in implementations else ())):
+        return reason
     beyond = any(keywords_of(module) & {"softcap", "position_bias"} for module in modules)
-    beyond = beyond or ("eager" in implementations and any(map(reads_weights, modules)))
+    beyond = beyond or ("eager" in implementations and any(map(has_hooks, modules)))
     if not getattr(root, "_supports_sdpa", False) and not all(_agrees(module) for module in modules):
         return "it does not support transformers' sdpa, and its own attention does not compute the same"
     reason = None if getattr(root, "_supports_sdpa", False) else _reason_of_masks(root, modules)
@@ -199,36 +211,20 @@ def _other_function(name: str, modules: list[Module]) -> str | None:
     used: list[Any] = [masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.get(name)]
     for module in modules:
         names = own_body(module).__globals__
-        function = names["ALL_ATTENTION_FUNCTIONS"].get(name)
-        if function is None and not _agrees_if_own(module, names.get("eager_attention_forward")):
-            function = names.get("eager_attention_forward")
-        used.append(function)
+        used.append(names["ALL_ATTENTION_FUNCTIONS"].get(name) or names.get("eager_attention_forward"))
     patched = torch.nn.functional.scaled_dot_product_attention
     others = [each for each in used if each is not None and not home_of(each).startswith("transformers.")]
     others += [patched] if name == "sdpa" and not isinstance(patched, BuiltinFunctionType) else []
     return home_of(others[0]) if others else None
 
 
-def _left_out(name: str, modules: list[Module]) -> str | None:
-    """Return what an implementation leaves out of a call of the user's attention, or None."""
-    for module in modules:
-        names = own_body(module).__globals__
-        function = names["ALL_ATTENTION_FUNCTIONS"].get(name) or names.get("eager_attention_forward")
-        reason = left_out(name, function, [module], _dropouts_of(getattr(module, "config", None)))
-        if reason is not None and not (name == "eager" and _has_sinks(module) and _agrees(module)):
-            return reason
+def _own_caller(root: Any, modules: list[Module]) -> str | None:
+    """Return the first class of the user's that attention returns to, up to the innermost model around it, or None."""
+    for each in (each for each in root.modules() if is_own(own_body(each))):
+        models = [model for model in each.modules() if model is not each and _is_model(model)]
+        if not {*each.modules()}.difference(*(model.modules() for model in models)).isdisjoint(modules):
+            return own_class(each).__name__
     return None
-
-
-def _has_sinks(module: Module) -> bool:
-    """Return True for attention with parameters of its own, which its eager function reads from the module."""
-    return "s_aux" in keywords_of(module) and any(True for _ in module.parameters(recurse=False))
-
-
-def _agrees_if_own(module: Module, function: Any) -> bool:
-    """Return True for an eager attention of transformers, and of the model's own file where it computes the same."""
-    home = home_of(function)
-    return home.startswith("transformers.") or (home == own_class(module).__module__ and _agrees(module))
 
 
 def _reason_of_masks(root: Any, modules: list[Module]) -> str | None:

@@ -1,15 +1,15 @@
-"""Attention modules that are not transformers': what they and their hooks ask of the implementation that they call."""
+"""Code of a model that is not transformers': what it and hooks ask of the implementation of attention."""
 
 from __future__ import annotations
 
-import dis
 import inspect
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any, cast
 
 from torch.nn import Module
 
-from fusedops.integrations.transformers._replacement import own_body
+from fusedops.integrations.transformers._replacement import own_body, own_class
 from fusedops.integrations.transformers._trial.source import home_of
 
 _OPTIONS = ("s_aux", "softcap", "position_bias", "indices", "block_indices")  # that change what "fusedops" computes
@@ -26,51 +26,61 @@ def names_in(kind: type[Module]) -> set[str]:
     return {name for each in functions for name in (*each.__code__.co_names, *_words(each))}
 
 
-def reads_weights(module: Any) -> bool:
-    """Return True where something beside the model may read the probabilities that "eager" returns.
+def is_own(value: Any) -> bool:
+    """Return True for a function or a class of the user's: of neither transformers nor torch.
 
-    It is a hook of the module, or a forward of the user's that stores attributes.
+    >>> is_own(Module.forward), is_own(lambda: 0)
+    (False, True)
+    """
+    return home_of(value).partition(".")[0] not in ("transformers", "torch")
 
-    >>> import torch
-    >>> reads_weights(torch.nn.Linear(2, 2))
+
+def own_names(modules: Iterable[Module]) -> set[str]:
+    """Return the names and words in the user's code of modules: methods, and functions that these call.
+
+    >>> own_names([Module()])
+    set()
+    """
+    kinds = {kind for module in modules for kind in own_class(module).__mro__ if is_own(kind)}
+    members = [each for kind in kinds for name, each in vars(kind).items() if name != "__init__"]
+    waiting: list[Any] = [each.fget if isinstance(each, property) else each for each in members]
+    found, read = set[str](), set[Any]()
+    while waiting:
+        function = inspect.unwrap(waiting.pop())
+        if isinstance(function, FunctionType) and function not in read and is_own(function):
+            read.add(function)
+            found.update(function.__code__.co_names, _words(function))
+            called = [function.__globals__.get(name) for name in function.__code__.co_names]
+            waiting += [each for each in called if isinstance(each, FunctionType)]
+    return found
+
+
+def has_hooks(module: Any) -> bool:
+    """Return True where a hook may read the probabilities that "eager" returns.
+
+    >>> has_hooks(Module())
     False
     """
-    if any(not home_of(hook).startswith("transformers.") for hook in module._forward_hooks.values()):
-        return True
-    return _is_own(module) and any(each.opname == "STORE_ATTR" for each in dis.get_instructions(own_body(module)))
+    return any(not home_of(hook).startswith("transformers.") for hook in module._forward_hooks.values())
 
 
-def left_out(name: str, function: Any, modules: Iterable[Module], dropouts: Iterable[str]) -> str | None:
-    """Return what an implementation leaves out of a call of the user's attention, or None.
+def left_out(module: Module) -> str | None:
+    """Return what "sdpa" leaves out of a call of the user's attention, or None.
 
-    Args:
-        name: "eager" or "sdpa".
-        function: the implementation.
-        modules: those with attention.
-        dropouts: names of the dropouts of attention that are above 0.
-
-    >>> left_out("sdpa", None, [], [])
+    >>> left_out(Module())
     """
-    read = set(inspect.signature(function).parameters) | _words(function) if callable(function) else set[str]()
-    for module in filter(_is_own, modules):
-        given = keywords_of(module)
-        for option in _OPTIONS:
-            if option in given and option not in read:
-                return f"its implementation {name} leaves out the {option} that {type(module).__name__} passes"
-        code: Any = own_body(module).__code__
-        if name == "eager" and "dropout" in given and any(dropouts) and "training" not in code.co_names:
-            return f"its implementation eager leaves out the dropout of {type(module).__name__} in evaluation"
-    return None
-
-
-def _is_own(module: Module) -> bool:
-    return not home_of(own_body(module)).startswith("transformers.")
+    if not is_own(own_body(module)):
+        return None
+    function = own_body(module).__globals__["ALL_ATTENTION_FUNCTIONS"]["sdpa"]
+    read, given = set(inspect.signature(function).parameters) | _words(function), keywords_of(module)
+    option = next((option for option in _OPTIONS if option in given and option not in read), None)
+    return option and f"its implementation sdpa leaves out the {option} that {type(module).__name__} passes"
 
 
 def _words(function: Any) -> set[str]:
     """Return the words among the constants of a function: names that it passes, and keys that it reads."""
     names: set[str] = set()
     for constant in getattr(getattr(function, "__code__", None), "co_consts", ()):
-        each = cast("tuple[Any, ...]", constant if isinstance(constant, tuple) else (constant,))
+        each = cast("tuple[Any, ...]", constant if isinstance(constant, (tuple, frozenset)) else (constant,))
         names.update(name for name in each if isinstance(name, str))
     return names

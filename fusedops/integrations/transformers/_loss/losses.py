@@ -1,10 +1,10 @@
-"""The loss of language models, recognised by its results: transformers' ForCausalLMLoss and ForMaskedLMLoss."""
+"""The loss of language models, a function of transformers with the results of ForCausalLMLoss or ForMaskedLMLoss."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -13,9 +13,8 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops.integrations.transformers._loss.deferred_logits import DeferredLogits, fused_loss
-from fusedops.integrations.transformers._trial.source import home_of, reason_of_source
+from fusedops.integrations.transformers._trial.source import home_of
 from fusedops.integrations.transformers._trial.twin import called, near, numbers
-from fusedops.integrations.transformers._trial.whole import reason_of_calls
 
 _ATTRIBUTE = "_loss_function"  # of a model, behind its property loss_function
 _TOLERANCE = 1e-5
@@ -27,7 +26,6 @@ class Loss:
     Args:
         shifts: the logits of a token are those of the next one, as in causal models.
         before: what the model had in this place, or None.
-        own: a function that is not transformers', and computes a call with other arguments than those below; or None.
 
     >>> Loss(True)(torch.zeros(1, 3, 4), torch.tensor([[1, 2, 3]]), 4)
     tensor(1.3863)
@@ -35,12 +33,9 @@ class Loss:
 
     op = "cross_entropy"
 
-    def __init__(
-        self, shifts: bool, before: Callable[..., Any] | None = None, own: Callable[..., Any] | None = None
-    ) -> None:
+    def __init__(self, shifts: bool, before: Callable[..., Any] | None = None) -> None:
         self.shifts = shifts
         self.before = before
-        self.own = own
 
     def __call__(
         self,
@@ -53,11 +48,6 @@ class Loss:
         **kwargs: Any,
     ) -> Tensor:
         """Return the mean over the labels that are not ignored, or the sum divided by ``num_items_in_batch``."""
-        if kwargs and self.own is not None:  # such as weights of samples; transformers' functions read no others
-            named = {"num_items_in_batch": num_items_in_batch, "shift_labels": shift_labels}
-            kwargs |= {name: value for name, value in named.items() if value is not None}
-            kwargs |= {} if ignore_index == -100 else {"ignore_index": ignore_index}
-            return self.own(logits=logits, labels=labels, vocab_size=vocab_size, **kwargs)
         target = cast("Tensor", labels)
         if self.shifts:
             padded = target if shift_labels is not None else torch.nn.functional.pad(target, (0, 1), value=ignore_index)
@@ -91,13 +81,12 @@ def recognised_loss(module: Any) -> Loss | str | None:
     if "loss_function" not in forward.__code__.co_names:
         return "its forward computes its loss itself"
     function = module.loss_function
-    reason = reason_of_source((), function, subject="its loss")
-    if reason is not None:
-        return reason
+    home = _other_home(function)
+    if home is not None:
+        return f"its loss calls {home}'s function"
     for shifts in (True, False):
         if _has_values_of(Loss(shifts), function):
-            own = None if home_of(function).startswith("transformers.") else function
-            return _reason_of_calls(Loss(shifts), function) or Loss(shifts, module.__dict__.get(_ATTRIBUTE), own)
+            return Loss(shifts, module.__dict__.get(_ATTRIBUTE))
     return "its loss is not that of causal or masked language models"
 
 
@@ -121,22 +110,18 @@ def restore_loss(module: Any) -> None:
         module.loss_function = loss.before
 
 
-def _reason_of_calls(loss: Loss, function: Callable[..., Any]) -> str | None:
-    """Return what a loss function does beside its loss."""
-
-    def run(logits: Tensor, labels: Tensor) -> Any:
-        return function(logits=logits, labels=labels, vocab_size=11)
-
-    calls = [(numbers(1, 2, 5, 11), _labels()), (numbers(2, 1, 2, 11), _labels()[:1, :2])]
-    return reason_of_calls(run, partial(_expected, loss, option={}), calls, _TOLERANCE, subject="its loss")
-
-
-def _labels() -> Tensor:
-    return torch.tensor([[1, 4, -100, 7, 10], [0, -100, -100, 3, 2]], device="cpu")
+def _other_home(function: Any) -> str | None:
+    """Return whose a loss function is, or a function that it calls, where that is not transformers or torch."""
+    if not isinstance(function, FunctionType):
+        return home_of(function)
+    called = [function.__globals__.get(name) for name in function.__code__.co_names]
+    functions = [function, torch.nn.functional.cross_entropy, *called]
+    homes = [home_of(each) for each in functions if isinstance(each, FunctionType)]
+    return next((home for home in homes if not home.startswith(("transformers.", "torch."))), None)
 
 
 def _has_values_of(loss: Loss, function: Callable[..., Any]) -> bool:
-    logits, labels = numbers(1, 2, 5, 11) * 3, _labels()
+    logits, labels = numbers(1, 2, 5, 11) * 3, torch.tensor([[1, 4, -100, 7, 10], [0, -100, -100, 3, 2]], device="cpu")
     options: list[dict[str, Any]] = [
         {},
         {"num_items_in_batch": 9},
