@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fusedops._contract.evidence import finite_size
 from fusedops._torch import TorchDispatchMode
 from fusedops.dtypes import compute_dtype
 
@@ -34,7 +35,7 @@ _SLOPES: Mapping[str, Callable[[Tensor, Tensor], Tensor | float]] = {
 #: By operation that moves numbers, the indices of the numbers among its arguments: they have no error.
 _MOVES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("view", "_unsafe_view", "slice", "select", "expand", "unsqueeze", "squeeze", "permute"), ()),
-    **dict.fromkeys(("transpose", "cat", "stack", "clone", "_to_copy", "detach", "alias", "sum"), ()),
+    **dict.fromkeys(("transpose", "t", "squeeze_", "cat", "stack", "clone", "detach", "alias", "sum"), ()),
     "masked_fill": (2,),
     "where": (1, 2),
 }
@@ -42,15 +43,15 @@ _MOVES: Mapping[str, tuple[int, ...]] = {
 
 def error_bound_of(
     formula: Callable[..., Any],
-    dtype_of: Callable[..., torch.dtype] | None = None,
-    rounded_to: Callable[..., torch.dtype] | None = None,
+    dtype_of: int | None = None,
+    rounded_to: int | None = None,
 ) -> Callable[..., Any]:
     """Return the error bound of a formula, for :class:`fusedops.Evidence`. Each rounding is ``absolute`` of a number.
 
     Args:
         formula: the op's reference or backward, in plain torch.
-        dtype_of: returns the dtype of the arithmetic from the formula's arguments. None: that of all tensors together.
-        rounded_to: returns the dtype to which tensors are rounded first, as the op's contract has it. None: to none.
+        dtype_of: the index of the argument with the dtype of the arithmetic. None: that of all tensors together.
+        rounded_to: the same, of the dtype to which tensors are rounded first, as the op has it. None: to none.
 
     >>> bound = error_bound_of(lambda x, y: x + y)
     >>> bound(1e-6, torch.tensor([3.0]), torch.tensor([-2.0]))  # of both numbers and of the sum
@@ -60,9 +61,9 @@ def error_bound_of(
     def bound(absolute: float, *args: Any) -> Any:
         tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
         dtype = torch.float32
-        for each in [tensor.dtype for tensor in tensors] if dtype_of is None else [dtype_of(*args)]:
-            dtype = torch.promote_types(dtype, compute_dtype(each))
-        narrow = None if rounded_to is None else rounded_to(*args)
+        for each in tensors if dtype_of is None else [args[dtype_of]]:
+            dtype = torch.promote_types(dtype, compute_dtype(each.dtype if isinstance(each, Tensor) else each))
+        narrow = None if rounded_to is None else args[rounded_to].dtype
         numbers = [abs(arg) for arg in args if type(arg) in (int, float)]
         large = [float(each.abs().amax()) for each in tensors if each.numel()]
         careful = not all(number <= _ORDINARY for number in (*numbers, *large))
@@ -95,6 +96,13 @@ def _size(value: Any) -> Any:
     return value.abs() if isinstance(value, Tensor) else abs(value)
 
 
+def _has_error(value: Any) -> bool:
+    """Return True for a number that follows from one of the formula's arguments."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_error, cast("list[Any]", value)))
+    return hasattr(value, "rounding_error")
+
+
 class _Run(TorchDispatchMode):
     """Runs operations of float64 tensors, and keeps beside each result its error, as an attribute.
 
@@ -122,9 +130,13 @@ class _Run(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result: Any = func(*args, **(kwargs or {}))
+        if not _has_error(args):
+            return result
         several = type(result) in (list, tuple)  # which has no rule
         if several or (isinstance(result, Tensor) and result.dtype is torch.float64):
             cast("Any", result).rounding_error = self._error_of(func, result, args, kwargs or {})
+        elif func is torch.ops.aten.gt.Scalar:  # as a number it is off by 1 on either side of the step
+            cast("Any", result).rounding_error = ((args[0] - args[1]).abs() <= _error(args[0])).double()
         return result
 
     def _error_of(self, func: Any, y: Any, args: Any, kwargs: Any) -> Tensor:
@@ -146,9 +158,18 @@ class _Run(TorchDispatchMode):
                 error = torch.addcmul(error, x.abs(), _error(other))
         elif name == "div":
             error, own = (_error(x) + y.abs() * _error(others[0])) / _size(others[0]), y.abs()
-        elif name == "clamp":
+        elif name in ("mm", "mv", "bmm"):
+            size = func(finite_size(x), finite_size(others[0]))
+            error = func(_error(x), finite_size(others[0])) + func(finite_size(x), _error(others[0]))
+            error.masked_fill_(size >= self.arithmetic.max / 2, math.inf)
+            own = _DRIFT * x.shape[-1] * y.abs()  # the errors of the factors are as large as a sum of both signs
+        elif name == "pow" and others == [2]:
+            error, own = _error(x) * (2 * x.abs() + _error(x)), y.abs()
+        elif name in ("clamp", "relu"):
             moved = [func(x + sign * _error(x), *others, **kwargs) - y for sign in (1, -1)]
             return torch.maximum(moved[0].abs(), moved[1].abs())
+        elif name == "_to_copy":
+            return _error(x)
         elif name in _MOVES:
             error = func(*[0.0 if i in _MOVES[name] and isinstance(each, (int, float)) else _moved(each)
                            for i, each in enumerate(args)], **kwargs)  # fmt: skip
@@ -156,7 +177,7 @@ class _Run(TorchDispatchMode):
                 return error
             terms = x.numel() / max(y.numel(), 1)
             own = (terms * func(x * x, *others, **kwargs)).sqrt_() + _DRIFT * terms * y.abs()
-        elif name == "scalar_tensor":
+        elif name == "ones_like":
             return torch.zeros_like(y)
         else:
             raise NotImplementedError(f"got the operation {name}, expected one with a rule here; to fix: add its rule")

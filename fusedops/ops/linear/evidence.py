@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Rows, finite_size, tolerances
-from fusedops.dtypes import compute_dtype
-from fusedops.ops.linear.linear import ACTIVATIONS, act_of, sum_of
+from fusedops._contract.evidence import Case, Evidence, Rows, tolerances
+from fusedops._contract.rounding import error_bound_of
+from fusedops.ops.linear.linear import ACTIVATIONS, act_of, backward, reference
 
 _TOLERANCE = tolerances((5e-7, 5e-6), (1e-14, 1e-13))
-_SLOPE = 1.2  # at most, of silu and GELU, and of their slopes
 
 
 def unfused(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
@@ -29,79 +27,6 @@ def min_bytes(x: Any, weight: Any, bias: Any, activation: str | None) -> Mapping
     of_y = prod(x.shape[:-1]) * weight.shape[0] * x.dtype.itemsize
     read = sum(prod(each.shape) * each.dtype.itemsize for each in (x, weight, bias) if each is not None)
     return {"forward": read + of_y, "backward": 2 * read + of_y}
-
-
-class _Sum:
-    """The sum that the activation takes, and its largest error, in float64."""
-
-    def __init__(self, absolute: float, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        self.u = sum_of(x.double(), weight.double(), None if bias is None else bias.double())
-        size = finite_size(x) @ finite_size(weight).t()
-        self.size = size if bias is None else size + finite_size(bias)
-        self.error = absolute * self.size
-
-
-def _arithmetic(absolute: float, x_dtype: torch.dtype) -> float:
-    """Return the tolerance of the arithmetic, which may be narrower than a result's dtype."""
-    return max(absolute, _TOLERANCE[torch.float32].absolute) if compute_dtype(x_dtype) is torch.float32 else absolute
-
-
-def error_bound(
-    absolute: float, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, *save: Any
-) -> Tensor:
-    """Return ``absolute`` times the sum of the magnitudes of the terms, by the slope of the activation."""
-    absolute = _arithmetic(absolute, x.dtype)
-    of = _Sum(absolute, x, weight, bias)
-    slope, largest = 1.0, torch.finfo(compute_dtype(x.dtype)).max
-    overflows = of.size >= largest / 2
-    if activation == "relu2":
-        slope = 2 * finite_size(of.u) + of.error
-        overflows |= of.size >= math.sqrt(largest) / 2
-    elif activation is not None:
-        slope = _SLOPE
-    error = of.error * slope + (0.0 if activation is None else 4 * absolute * finite_size(of.u))
-    return error.masked_fill(overflows, math.inf)
-
-
-def gradient_error_bound(
-    absolute: float,
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """Return the same of the gradients of x, weight and bias."""
-    absolute = _arithmetic(absolute, x.dtype)
-    size = finite_size(grad)
-    error, overflows = torch.zeros_like(size), size >= math.inf
-    if activation is not None:
-        of = _Sum(absolute, x, weight, bias)
-        largest = torch.finfo(compute_dtype(x.dtype)).max
-        overflows = of.size >= largest / 2  # or the slope is of another number
-        if activation == "relu2":
-            error, size = size * 2 * of.error, size * 2 * finite_size(of.u)
-        elif activation == "relu":
-            error = size * (of.u.abs() <= of.error)  # on either side of the step
-        else:
-            error, size = size * (_SLOPE * of.error + 4 * absolute), size * _SLOPE
-    rows = (prod(grad.shape[:-1]), grad.shape[-1])
-    inputs = finite_size(x).reshape(rows[0], x.shape[-1])
-    unknown = overflows.reshape(rows)
-
-    def bound(one: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
-        total = one(size.reshape(rows)) * absolute + one(error.reshape(rows))
-        largest = torch.finfo(compute_dtype(dtype)).max
-        beyond = (one(size.reshape(rows)) >= largest / 2) | (one(unknown.double()) > 0)
-        return total.masked_fill(beyond, math.inf)
-
-    of_weight = finite_size(weight)
-    return (
-        bound(lambda g: g @ of_weight, x.dtype).reshape(x.shape),
-        bound(lambda g: g.t() @ inputs, weight.dtype),
-        None if bias is None else bound(lambda g: g.sum(0), bias.dtype),
-    )
 
 
 def _linear(rows: int, columns: int, outputs: int, **others: Any) -> dict[str, Any]:
@@ -130,8 +55,8 @@ LINEAR = Evidence(
     ],
     tolerance=_TOLERANCE,
     gradient_tolerance=_TOLERANCE,
-    error_bound=error_bound,
-    gradient_error_bound=gradient_error_bound,
+    error_bound=error_bound_of(reference, dtype_of=0),
+    gradient_error_bound=error_bound_of(backward, dtype_of=1),
     min_bytes=min_bytes,
     unfused=unfused,
     sample=_sample,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from math import prod
@@ -11,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Rows, finite_size, tolerances
-from fusedops.dtypes import compute_dtype
+from fusedops._contract.evidence import Case, Evidence, Rows, tolerances
+from fusedops._contract.rounding import error_bound_of
+from fusedops.ops.quantized.quantized_linear import backward, reference
 from fusedops.quantization import FORMATS, dequantize
 
 _TOLERANCE = tolerances((5e-7, 5e-6), (1e-14, 1e-13))
@@ -31,37 +31,6 @@ def min_bytes(x: Any, packed: Any, bias: Any, format: str) -> Mapping[Any, int]:
     vector = 0 if bias is None else prod(bias.shape) * bias.dtype.itemsize
     moved = itemsize * (prod(x.shape) + rows * packed.shape[0]) + prod(packed.shape)
     return {"forward": moved + vector, "backward": moved + vector}
-
-
-def error_bound(absolute: float, x: Tensor, packed: Tensor, bias: Tensor | None, format: str, *save: Any) -> Tensor:
-    """Return ``absolute`` times the sum of the magnitudes of the terms; inf where a sum may overflow."""
-    size = finite_size(x) @ finite_size(dequantize(packed, format)).t()
-    size = size if bias is None else size + finite_size(bias)
-    return _bound(absolute, size, x.dtype)
-
-
-def gradient_error_bound(
-    absolute: float,
-    grad: Tensor,
-    packed: Tensor,
-    bias: Tensor | None,
-    format: str,
-    x_dtype: torch.dtype,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the same of the gradients of x and bias."""
-    if compute_dtype(x_dtype) is torch.float32:  # also beside a bias of float64
-        absolute = max(absolute, _TOLERANCE[torch.float32].absolute)
-    size = finite_size(grad)
-    of_x = _bound(absolute, size @ finite_size(dequantize(packed, format)), x_dtype)
-    if bias is None:
-        return of_x, None
-    return of_x, _bound(absolute, size.reshape(size.shape[:-1].numel(), size.shape[-1]).sum(0), bias.dtype)
-
-
-def _bound(absolute: float, size: Tensor, dtype: torch.dtype) -> Tensor:
-    largest = torch.finfo(compute_dtype(dtype)).max
-    return (absolute * size).masked_fill(size >= largest / 2, math.inf)
 
 
 def _linear(rows: int, columns: int, outputs: int, format: str, **others: Any) -> dict[str, Any]:
@@ -95,8 +64,8 @@ QUANTIZED_LINEAR = Evidence(
     cases=_CASES,
     tolerance=_TOLERANCE,
     gradient_tolerance=_TOLERANCE,
-    error_bound=error_bound,
-    gradient_error_bound=gradient_error_bound,
+    error_bound=error_bound_of(reference, dtype_of=0),
+    gradient_error_bound=error_bound_of(backward, dtype_of=4),
     min_bytes=min_bytes,
     unfused=unfused,
     sample=_sample,

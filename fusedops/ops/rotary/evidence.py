@@ -9,8 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import Case, Evidence, Rows
-from fusedops.ops.rotary import error_bounds, formulas
+from fusedops._contract.evidence import Case, Evidence, Rows, tolerances
+from fusedops._contract.rounding import error_bound_of
+from fusedops.ops.rotary import formulas
+
+_TOLERANCE = tolerances((5e-7, 3e-7), (1e-15, 1e-15))
+_bound_of_one = error_bound_of(formulas.rotated)
+
+
+def _error_bound(absolute: float, q: Tensor | None, k: Tensor | None, *angles: Any) -> tuple[Tensor | None, ...]:
+    """Return the largest errors of q and k, each in the arithmetic of its own dtype and that of cos and sin."""
+    return tuple(None if x is None else _bound_of_one(absolute, x, *angles) for x in (q, k))
+
+
+def _gradient_error_bound(absolute: float, grad_q: Tensor, grad_k: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    *angles, (needs_q, needs_k) = rest
+    return _error_bound(absolute, grad_q if needs_q else None, grad_k if needs_k else None, *angles)
 
 
 def _unfused(
@@ -79,10 +93,10 @@ ROTARY_EMBEDDING = Evidence(
             "flash-attention's layout, and no size is a power of two",
         ),
     ],
-    tolerance=error_bounds.TOLERANCE,
-    gradient_tolerance=error_bounds.TOLERANCE,
-    error_bound=error_bounds.error_bound,
-    gradient_error_bound=error_bounds.gradient_error_bound,
+    tolerance=_TOLERANCE,
+    gradient_tolerance=_TOLERANCE,
+    error_bound=_error_bound,
+    gradient_error_bound=_gradient_error_bound,
     min_bytes=_min_bytes,
     unfused=_unfused,
     sample=_sample,
