@@ -39,36 +39,18 @@ class Part(NamedTuple):
 
 
 class Call:
-    """The tensors of a call, with query heads split into key heads and groups, and its masks by chunk.
+    """The tensors of a call, with query heads split into key heads and groups, and its masks by chunk."""
 
-    Args:
-        q: (B, Nq, Sq, D).
-        k: (B, Nk, Sk, D).
-        v: (B, Nk, Sk, Dv).
-        mask: broadcasts to (B, Nq, Sq, Sk), or None.
-        scale: None is 1 / sqrt(D).
-        causal: "none", "upper_left" or "lower_right".
-        window: keys before and after the diagonal, or None.
-    """
-
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        scale: float | None,
-        causal: str,
-        window: tuple[int, int] | None,
-    ) -> None:
+    def __init__(self, a: AttentionArgs | AttentionGradArgs) -> None:
+        q, k, mask = a.q, a.k, a.mask
         self.dtype = compute_dtype(q.dtype)
-        self.scale = 1.0 / math.sqrt(max(q.shape[3], 1)) if scale is None else scale
+        self.scale = 1.0 / math.sqrt(max(q.shape[3], 1)) if a.scale is None else a.scale
         self.heads, self.group = k.shape[1], q.shape[1] // max(k.shape[1], 1)
         self.sq, self.sk = q.shape[2], k.shape[2]
         self.q = self.grouped(q)
         self.k = k
-        self.v = v
-        self.band = masks.band(self.sq, self.sk, causal, window)
+        self.v = a.v
+        self.band = masks.band(self.sq, self.sk, a.causal, a.window)
         self.mask = None if mask is None else self._grouped_mask(mask)
         self.masks_some = mask is not None or self.band != (None, None)
 
@@ -136,29 +118,18 @@ class Call:
 def attention(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op on any device, for any sizes and masks, with the scores of some queries at a time."""
     with no_autocast(a.q.device.type):
-        return attention_forward(a.q, a.k, a.v, a.mask, a.scale, a.causal, a.window)
+        return attention_forward(a)
 
 
 def attention_backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients of q, k and v, with the probabilities of some queries at a time."""
-    lse_grad = a.grad_lse if a.return_lse else None
     with no_autocast(a.q.device.type):
-        return attention_gradients(
-            a.grad_out, lse_grad, a.q, a.k, a.v, a.mask, a.out, a.lse, a.scale, a.causal, a.window, a.needs
-        )
+        return attention_gradients(a)
 
 
-def attention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-) -> tuple[Tensor, Tensor]:
+def attention_forward(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute out and lse."""
-    call = Call(q, k, v, mask, scale, causal, window)
+    call, (q, k, v, *_) = Call(a), a
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty(q.shape[:3], dtype=call.dtype)
     if not call.sk:
@@ -188,31 +159,18 @@ def attention_forward(
     return out, lse
 
 
-def attention_gradients(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float | None,
-    causal: str,
-    window: tuple[int, int] | None,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients of q, k and v from out and lse. ``grad_lse`` is None where lse is not used."""
-    call = Call(q, k, v, mask, scale, causal, window)
+def attention_gradients(a: AttentionGradArgs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Compute the gradients of q, k and v from out and lse."""
+    call, q, k, v, out, lse = Call(a), a.q, a.k, a.v, a.out, a.lse
     dq, dk, dv = (
         torch.zeros_like(each, memory_format=torch.contiguous_format) if need else None
-        for each, need in zip((q, k, v), needs)
+        for each, need in zip((q, k, v), a.needs)
     )
     if not (call.sk and lse.numel()):
         return dq, dk, dv
     dq5 = None if dq is None else call.grouped(dq)
-    grad5, out5, lse4 = call.grouped(grad_out), call.grouped(out), call.grouped(lse)
-    lse_grad4 = None if grad_lse is None else call.grouped(grad_lse)
+    grad5, out5, lse4 = call.grouped(a.grad_out), call.grouped(out), call.grouped(lse)
+    lse_grad4 = call.grouped(a.grad_lse) if a.return_lse else None
     exact = not call.masks_some or v.is_meta or bool(k.isfinite().all() & v.isfinite().all())
     # if an lse of another kernel is large, exp(score - lse) is inaccurate. On a CPU alone: a device would be waited for
     large = lse.is_cpu and not torch.linalg.vector_norm(lse, math.inf).item() <= _LARGE / torch.finfo(lse.dtype).eps
@@ -221,8 +179,8 @@ def attention_gradients(
         clean_keys = keys
         if not exact:  # 0 * NaN of a masked key is NaN
             clean_keys, values = _finite(keys), _finite(values)
-        dkeys = torch.zeros_like(keys) if needs[1] else None
-        dvalues = torch.zeros_like(values) if needs[2] else None
+        dkeys = torch.zeros_like(keys) if a.needs[1] else None
+        dvalues = torch.zeros_like(values) if a.needs[2] else None
         for part in parts:
             at = (part.b, part.n, slice(None), part.i)
             queries, g = call.wide(call.q, part, slice(None), part.i), grad5[at].to(call.dtype)

@@ -8,7 +8,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops.dtypes import no_autocast
-from fusedops.ops.attention.arguments import VarlenAttentionArgs, VarlenAttentionGradArgs, sequences_of
+from fusedops.ops.attention.arguments import (
+    AttentionArgs,
+    AttentionGradArgs,
+    VarlenAttentionArgs,
+    VarlenAttentionGradArgs,
+    sequences_of,
+)
 from fusedops.ops.attention.formulas import by_sequence, gradients_by_sequence
 from fusedops_eager.attention._attention import attention_forward, attention_gradients
 
@@ -18,7 +24,7 @@ def varlen_attention(a: VarlenAttentionArgs) -> tuple[Tensor, Tensor]:
     sequences = sequences_of(a.cu_seqlens_q, a.cu_seqlens_k, a.q.shape[0], a.k.shape[0])
     with no_autocast(a.q.device.type):
         return by_sequence(
-            lambda *own: attention_forward(own[0], own[1], own[2], None, a.scale, a.causal, a.window),
+            lambda *own: attention_forward(AttentionArgs(own[0], own[1], own[2], None, a.scale, a.causal, a.window)),
             sequences,
             a.q,
             a.k,
@@ -33,8 +39,8 @@ def varlen_attention_backward(a: VarlenAttentionGradArgs) -> tuple[Tensor | None
     def one(
         grad: Tensor, lse_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, kept_lse: Tensor
     ) -> tuple[Tensor | None, ...]:
-        of_lse = lse_grad if a.return_lse else None
-        return attention_gradients(grad, of_lse, q, k, v, None, kept, kept_lse, a.scale, a.causal, a.window, a.needs)
+        options = a.scale, a.causal, a.window, a.return_lse, a.needs
+        return attention_gradients(AttentionGradArgs(grad, lse_grad, q, k, v, None, kept, kept_lse, *options))
 
     with no_autocast(a.q.device.type):
         return gradients_by_sequence(one, sequences, a.grad_out, a.grad_lse, a.q, a.k, a.v, a.out, a.lse, a.needs)

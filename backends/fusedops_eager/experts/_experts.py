@@ -7,7 +7,7 @@ few calls and many take little memory. On a CPU the products are in float32 (flo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,36 +18,6 @@ from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import Activation, experts_of, order_of
 
 PANEL = 2048  # rows of a panel, at most, unless one expert has more
-
-
-class Functions(NamedTuple):
-    """The passes between the products: ``forward(h) -> a`` and ``backward(da, h) -> dh``."""
-
-    forward: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]
-
-
-class Experts(NamedTuple):
-    """The weights of the experts.
-
-    Attributes:
-        up: (E, 2I or I, H), or transposed.
-        down: (E, H, I), or transposed.
-        up_bias: (E, 2I or I) or None.
-        down_bias: (E, H) or None.
-        transposed: True where the last two dims of the weights are swapped.
-    """
-
-    up: Tensor
-    down: Tensor
-    up_bias: Tensor | None
-    down_bias: Tensor | None
-    transposed: bool
-
-    @property
-    def rows_of_up(self) -> int:
-        """The width of an up-projection."""
-        return self.up.shape[2 if self.transposed else 1]
 
 
 class Route(NamedTuple):
@@ -83,21 +53,6 @@ class Route(NamedTuple):
         return self.ends[-1] if self.ends else 0
 
 
-def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
-    """Compute each expert on the rows that chose it."""
-    functions = functions_of(Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved))
-    return forward(
-        a.x, a.index, a.weights, Experts(a.up, a.down, a.up_bias, a.down_bias, a.transposed), functions, save
-    )
-
-
-def experts_backward(a: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
-    """Compute the gradients from the inputs and the up-projections of forward."""
-    functions = functions_of(Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved))
-    weights_of = Experts(a.up, a.down, a.up_bias, a.down_bias, a.transposed)
-    return backward(a.grad, a.x, a.index, a.weights, weights_of, a.hidden, functions, a.needs)
-
-
 def route(index: Tensor, experts: int) -> Route:
     """Sort the routed rows by expert."""
     order = order_of(index, experts)
@@ -109,83 +64,76 @@ def route(index: Tensor, experts: int) -> Route:
     return Route(order, order // max(index.shape[1], 1), ends)
 
 
-def forward(
-    x: Tensor, index: Tensor, weights: Tensor, experts: Experts, functions: Functions, save: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the output, and the up-projections of the sorted rows where they are saved."""
+def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute each expert on the rows that chose it, and keep the up-projections of the sorted rows."""
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    x, index = a.x, a.index
     with no_autocast(x.device.type):
-        wide = arithmetic(x, experts.up, experts.down)
-        rows = route(index, experts.up.shape[0])
+        wide = arithmetic(x, a.up, a.down)
+        rows = route(index, a.up.shape[0])
+        width = a.up.shape[2 if a.transposed else 1]
         slots = x.new_zeros((index.numel(), x.shape[1]), dtype=wide)
-        kept = x.new_zeros((index.numel(), experts.rows_of_up)) if save else None
-        factor = weights.reshape(-1, 1).to(wide)[rows.order]
-        of_up, of_down = product_dtype(x, experts.up, wide), product_dtype(x, experts.down, wide)
+        kept = x.new_zeros((index.numel(), width)) if save else None
+        factor = a.weights.reshape(-1, 1).to(wide)[rows.order]
+        of_up, of_down = product_dtype(x, a.up, wide), product_dtype(x, a.down, wide)
         for at, members in rows.panels():
             inputs = x[rows.token[at]].to(of_up)
-            h = x.new_empty((inputs.shape[0], experts.rows_of_up), dtype=wide)
+            h = x.new_empty((inputs.shape[0], width), dtype=wide)
             for e, part in members:
-                _linear(inputs[part], experts.up[e], experts.up_bias, e, h[part], experts)
+                _linear(inputs[part], a.up[e], a.up_bias, e, h[part], a.transposed)
             if kept is not None:  # in the dtype of x
                 kept[at] = h
-            a = functions.forward(h).to(of_down)
-            out = x.new_empty((a.shape[0], x.shape[1]), dtype=wide)
+            activated = act(h).to(of_down)
+            out = x.new_empty((h.shape[0], x.shape[1]), dtype=wide)
             for e, part in members:
-                _linear(a[part], experts.down[e], experts.down_bias, e, out[part], experts)
+                _linear(activated[part], a.down[e], a.down_bias, e, out[part], a.transposed)
             slots[rows.order[at]] = out.mul_(factor[at])
         return _sum_of_choices(slots, index, x), kept
 
 
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    experts: Experts,
-    hidden: Tensor,
-    functions: Functions,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, weights, up, down and the biases, each where it is wanted."""
+def experts_backward(a: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients from the inputs and the up-projections of forward, each where it is wanted."""
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    x, index, up, down, down_bias = a.x, a.index, a.up, a.down, a.down_bias
     with no_autocast(x.device.type):
-        up, down = experts.up, experts.down
         wide = arithmetic(x, up, down)
         rows = route(index, up.shape[0])
-        factor = weights.reshape(-1, 1).to(wide)[rows.order]
-        slots = x.new_zeros((index.numel(), x.shape[1]), dtype=wide) if needs[0] else None
-        dweights = x.new_zeros(index.numel(), dtype=wide) if needs[1] else None
-        like = (up, down, experts.up_bias, experts.down_bias)
+        factor = a.weights.reshape(-1, 1).to(wide)[rows.order]
+        slots = x.new_zeros((index.numel(), x.shape[1]), dtype=wide) if a.needs[0] else None
+        dweights = x.new_zeros(index.numel(), dtype=wide) if a.needs[1] else None
+        like = (up, down, a.up_bias, down_bias)
         of = [None if t is None or not need else torch.zeros_like(t, memory_format=torch.contiguous_format)
-              for t, need in zip(like, needs[2:])]  # fmt: skip
+              for t, need in zip(like, a.needs[2:])]  # fmt: skip
         of_up, of_down = product_dtype(x, up, wide), product_dtype(x, down, wide)
-        of_hidden = needs[0] or of[0] is not None or of[2] is not None
+        of_hidden = a.needs[0] or of[0] is not None or of[2] is not None
         for at, members in rows.panels():
             token = rows.token[at]
             inputs = x[token].to(of_up)
-            g = grad[token].to(wide)
-            h = hidden[at].to(wide)
-            a = functions.forward(h)
-            da, narrow = torch.empty_like(a), g.to(of_down)
+            g = a.grad[token].to(wide)
+            h = a.hidden[at].to(wide)
+            activated = act(h)
+            da, narrow = torch.empty_like(activated), g.to(of_down)
             for e, part in members:
-                write_product(narrow[part], oriented(down[e], narrow.dtype, not experts.transposed), da[part])
+                write_product(narrow[part], oriented(down[e], narrow.dtype, not a.transposed), da[part])
             if dweights is not None:
-                total = (da * a).sum(-1)
-                if experts.down_bias is not None:
+                total = (da * activated).sum(-1)
+                if down_bias is not None:
                     for e, part in members:
-                        total[part] += g[part] @ experts.down_bias[e].to(wide)
+                        total[part] += g[part] @ down_bias[e].to(wide)
                 dweights[rows.order[at]] = total
             weighted = g.mul_(factor[at])
-            write_gradients(of[1], of[3], members, weighted, a, of_down, experts.transposed)
+            write_gradients(of[1], of[3], members, weighted, activated, of_down, a.transposed)
             if not of_hidden:
                 continue
-            dh = functions.backward(da.mul_(factor[at]), h)
-            write_gradients(of[0], of[2], members, dh, inputs, of_up, experts.transposed)
+            dh = act.gradient(da.mul_(factor[at]), h)
+            write_gradients(of[0], of[2], members, dh, inputs, of_up, a.transposed)
             if slots is not None:
                 product, narrow = x.new_empty((dh.shape[0], x.shape[1]), dtype=wide), dh.to(of_up)
                 for e, part in members:
-                    write_product(narrow[part], oriented(up[e], narrow.dtype, not experts.transposed), product[part])
+                    write_product(narrow[part], oriented(up[e], narrow.dtype, not a.transposed), product[part])
                 slots[rows.order[at]] = product
         dx = None if slots is None else _sum_of_choices(slots, index, x)
-        return dx, None if dweights is None else dweights.view(weights.shape).to(weights.dtype), *of
+        return dx, None if dweights is None else dweights.view(a.weights.shape).to(a.weights.dtype), *of
 
 
 def write_gradients(
@@ -232,9 +180,9 @@ def oriented(weight: Tensor, dtype: torch.dtype, as_it_is: bool) -> Tensor:
     return wide if as_it_is else wide.t()
 
 
-def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, e: int, out: Tensor, experts: Experts) -> None:
+def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, e: int, out: Tensor, transposed: bool) -> None:
     """Write ``rows @ weight.T + bias[e]``."""
-    write_product(rows, oriented(weight, rows.dtype, experts.transposed), out)
+    write_product(rows, oriented(weight, rows.dtype, transposed), out)
     if bias is not None:
         out += bias[e].to(out.dtype)
 
@@ -248,8 +196,3 @@ def _sum_of_choices(slots: Tensor, index: Tensor, x: Tensor) -> Tensor:
     for k in range(1, index.shape[1]):
         total = total + choices[:, k] if k == 1 else total.add_(choices[:, k])
     return total.to(x.dtype).contiguous()
-
-
-def functions_of(activation: Activation) -> Functions:
-    """Return the passes of an activation in plain torch."""
-    return Functions(activation, activation.gradient)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -15,32 +13,38 @@ from fusedops_eager._chunks import in_chunks, slabs_of
 _LEAST = -1e4  # a logarithm whose exponential is 0, also in float64; finite, as 0 times -inf is NaN
 
 
-class Options(NamedTuple):
-    """The options of a call, as the op's."""
-
-    temperature: float
-    softcap: float | None
-    ignore_index: int
-    return_entropy: bool
+_Args = LinearLogProbsArgs | LinearLogProbsGradArgs
 
 
 def linear_log_probs(a: LinearLogProbsArgs, save: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute the log probabilities and the entropy in chunks of rows."""
+    """Compute the log probabilities and the entropy (0 where not wanted) in chunks of rows; 0 for ignored ones."""
     check_targets("linear_log_probs", a.target, a.ignore_index, a.weight.shape[0])
-    options = Options(a.temperature, a.softcap, a.ignore_index, a.return_entropy)
-    flat = a.target.reshape(-1)
-    logp, entropy, lse = statistics(a.x.reshape(flat.numel(), a.x.shape[-1]), a.weight, flat, a.bias, options)
-    shape = a.target.shape
-    return logp.view(shape), entropy.view(shape), lse.view(shape) if save else None
+    shape, flat = a.target.shape, a.target.reshape(-1)
+    results = [a.x.new_zeros(flat.numel(), dtype=compute_dtype(promoted(a.x, a.weight))) for _ in range(3)]
+
+    def turn(logits: Tensor, targets: Tensor, at: slice | Tensor) -> None:
+        parts = [_row_statistics(logits[slab], targets[slab], a) for slab in slabs_of(logits)]
+        for whole, each in zip(results, zip(*parts)):
+            whole[at] = torch.cat(each)
+
+    rows = a.x.reshape(flat.numel(), a.x.shape[-1])
+    in_chunks(rows, a.weight, flat, a.bias, a.ignore_index, None, Wanted(False, False, False), turn)
+    logp, entropy, lse = (each.view(shape) for each in results)
+    return logp, entropy, lse if save else None
 
 
 def linear_log_probs_backward(a: LinearLogProbsGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the chunks again, and the gradients of x, weight and bias."""
-    options = Options(a.temperature, a.softcap, a.ignore_index, a.return_entropy)
     flat, wanted = a.target.reshape(-1), Wanted(a.needs[0], a.needs[1], a.needs[2] and a.bias is not None)
-    of_logp, of_entropy = a.grad_logp.reshape(-1), a.grad_entropy.reshape(-1)
-    x_rows, sums = a.x.reshape(flat.numel(), a.x.shape[-1]), (a.entropy.reshape(-1), a.lse.reshape(-1))
-    dx, dweight, dbias = gradients(of_logp, of_entropy, x_rows, a.weight, flat, a.bias, *sums, options, wanted)
+    by_row = [each.reshape(-1) for each in (a.grad_logp, a.grad_entropy, a.entropy, a.lse)]
+
+    def turn(logits: Tensor, targets: Tensor, at: slice | Tensor) -> None:
+        each = [value[at].to(logits.dtype)[:, None] for value in by_row]
+        for slab in slabs_of(logits):
+            _gradient_in_place(logits[slab], targets[slab], *(value[slab] for value in each), a=a)
+
+    rows = a.x.reshape(flat.numel(), a.x.shape[-1])
+    dx, dweight, dbias = in_chunks(rows, a.weight, flat, a.bias, a.ignore_index, None, wanted, turn)
     return (
         None if dx is None else dx.view(a.x.shape),
         None if dweight is None else dweight.to(a.weight.dtype),
@@ -48,60 +52,12 @@ def linear_log_probs_backward(a: LinearLogProbsGradArgs) -> tuple[Tensor | None,
     )
 
 
-def statistics(
-    x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: Options
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log probabilities, the entropies (0 where not wanted) and lse of rows: (N,), 0 for ignored ones."""
-    logp, entropy, lse = (x.new_zeros(x.shape[0], dtype=compute_dtype(promoted(x, weight))) for _ in range(3))
-
-    def turn(logits: Tensor, targets: Tensor, at: slice | Tensor) -> None:
-        parts = [_row_statistics(logits[slab], targets[slab], options) for slab in slabs_of(logits)]
-        for whole, each in zip((logp, entropy, lse), zip(*parts)):
-            whole[at] = torch.cat(each)
-
-    in_chunks(x, weight, target, bias, options.ignore_index, None, Wanted(False, False, False), turn)
-    return logp, entropy, lse
-
-
-def gradients(
-    of_logp: Tensor,
-    of_entropy: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    entropy: Tensor,
-    lse: Tensor,
-    options: Options,
-    wanted: Wanted,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of x, weight and bias that are wanted.
-
-    Args:
-        of_logp: (N,), the gradient of the log probabilities, as ``of_entropy`` is of the entropies.
-        x: (N, H).
-        weight: (V, H).
-        target: (N,).
-        bias: (V,) or None.
-        entropy: (N,), of forward, as ``lse``.
-        options: see the op.
-        wanted: the gradients to compute.
-    """
-
-    def turn(logits: Tensor, targets: Tensor, at: slice | Tensor) -> None:
-        each = [value[at].to(logits.dtype)[:, None] for value in (of_logp, of_entropy, entropy, lse)]
-        for slab in slabs_of(logits):
-            _gradient_in_place(logits[slab], targets[slab], *(value[slab] for value in each), options=options)
-
-    return in_chunks(x, weight, target, bias, options.ignore_index, None, wanted, turn)
-
-
-def _in_place(z: Tensor, options: Options) -> None:
+def _in_place(z: Tensor, a: _Args) -> None:
     """Turn logits into what softmax takes."""
-    if options.softcap is not None:
-        z.div_(options.softcap).tanh_().mul_(options.softcap)
-    if options.temperature != 1:
-        z.div_(options.temperature)
+    if a.softcap is not None:
+        z.div_(a.softcap).tanh_().mul_(a.softcap)
+    if a.temperature != 1:
+        z.div_(a.temperature)
 
 
 def _places(target: Tensor, classes: int) -> tuple[Tensor, Tensor | None]:
@@ -112,17 +68,17 @@ def _places(target: Tensor, classes: int) -> tuple[Tensor, Tensor | None]:
     return target[:, None].masked_fill(outside, 0), outside
 
 
-def _row_statistics(z: Tensor, target: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what :func:`statistics` returns for rows of logits, which are written to no purpose."""
+def _row_statistics(z: Tensor, target: Tensor, a: _Args) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log probabilities, the entropies and lse of rows of logits, which are written to no purpose."""
     place, outside = _places(target, z.shape[1])
-    _in_place(z, options)
+    _in_place(z, a)
     # a row of -inf has no maximum to subtract; a row with inf has the result that the formula gives: NaN
     largest = z.amax(1, keepdim=True)
     largest.masked_fill_(largest == -torch.inf, 0)
     z.sub_(largest)
     logp = z.gather(1, place)
     entropy = None
-    if options.return_entropy:
+    if a.return_entropy:
         z.clamp_(min=_LEAST)
         terms = z.exp()
         total = terms.sum(1, keepdim=True)
@@ -134,7 +90,7 @@ def _row_statistics(z: Tensor, target: Tensor, options: Options) -> tuple[Tensor
     logp = logp - log_total
     lse = log_total.add_(largest) if entropy is None else log_total + largest
     if outside is not None:
-        ignored = (target == options.ignore_index)[:, None]
+        ignored = (target == a.ignore_index)[:, None]
         logp = logp.masked_fill(outside, torch.nan).masked_fill_(ignored, 0)
         lse = lse.masked_fill(ignored, 0)
         if entropy is not None:
@@ -144,26 +100,26 @@ def _row_statistics(z: Tensor, target: Tensor, options: Options) -> tuple[Tensor
 
 
 def _gradient_in_place(
-    z: Tensor, target: Tensor, of_logp: Tensor, of_entropy: Tensor, entropy: Tensor, lse: Tensor, options: Options
+    z: Tensor, target: Tensor, of_logp: Tensor, of_entropy: Tensor, entropy: Tensor, lse: Tensor, a: _Args
 ) -> None:
     """Turn rows of logits into their gradient; the other tensors are (n, 1)."""
     place, outside = _places(target, z.shape[1])
     slope: Tensor | None = None
-    if options.softcap is not None:
-        z.div_(options.softcap).tanh_()
+    if a.softcap is not None:
+        z.div_(a.softcap).tanh_()
         slope = z.square().neg_().add_(1)  # of c * tanh(x / c)
-        z.mul_(options.softcap)
-    if options.temperature != 1:
-        z.div_(options.temperature)
-    hit = of_logp / options.temperature
+        z.mul_(a.softcap)
+    if a.temperature != 1:
+        z.div_(a.temperature)
+    hit = of_logp / a.temperature
     z.sub_(lse).clamp_(_LEAST, 0)  # at most 0, which a difference of large numbers may exceed by their roundings
-    if options.return_entropy:
+    if a.return_entropy:
         p = z.exp()
-        z.add_(entropy).mul_(of_entropy / -options.temperature).sub_(hit).mul_(p)
+        z.add_(entropy).mul_(of_entropy / -a.temperature).sub_(hit).mul_(p)
     else:
         z.exp_().mul_(-hit)
     z.scatter_add_(1, place, hit)
     if slope is not None:
         z.mul_(slope)
     if outside is not None:
-        z.masked_fill_(outside, torch.nan).masked_fill_((target == options.ignore_index)[:, None], 0)
+        z.masked_fill_(outside, torch.nan).masked_fill_((target == a.ignore_index)[:, None], 0)

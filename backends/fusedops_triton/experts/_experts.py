@@ -21,45 +21,22 @@ from fusedops_triton.experts._grouped import rows_by_weight, weights_of_rows
 
 
 def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
-    """Compute each expert on the rows that chose it; tensors of any strides."""
+    """Compute each expert on the rows that chose it, and keep the up-projections; tensors of any strides."""
     act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
-    return experts_forward(a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias, act, a.transposed, save)
-
-
-def experts_backward(a: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
-    """Compute the gradients from the inputs and the up-projections of forward."""
-    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
-    return experts_gradients(
-        a.grad, a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias, a.hidden, act, a.transposed, a.needs
-    )
-
-
-def experts_forward(
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    act: Activation,
-    transposed: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the output, and the up-projections of the sorted rows where they are saved."""
-    width = up.shape[2 if transposed else 1]
+    x, index, weights, up, down = a.x, a.index, a.weights, a.up, a.down
+    width = up.shape[2 if a.transposed else 1]
     if index.numel() == 0 or up.shape[0] == 0:
         y = torch.zeros_like(x, memory_format=torch.contiguous_format)
         return y, x.new_zeros((index.numel(), width)) if save else None
     with no_autocast(x.device.type):
         x, index, weights = _plain(x), _plain(index), _plain(weights)
         of = route(index, up.shape[0])
-        h = _up_projection(x, of, up, transposed)
-        a = activation_forward(h, None if up_bias is None else _plain(up_bias), of, act, save)
+        h = _up_projection(x, of, up, a.transposed)
+        activated = activation_forward(h, None if a.up_bias is None else _plain(a.up_bias), of, act, save)
         kept = h if save else None
         del h
-        rows = rows_by_weight(a, down, of.ends, not transposed)
-        y = combine(rows, of.place, weights, None if down_bias is None else _plain(down_bias), index)
+        rows = rows_by_weight(activated, down, of.ends, not a.transposed)
+        y = combine(rows, of.place, weights, None if a.down_bias is None else _plain(a.down_bias), index)
     return y, kept
 
 
@@ -70,57 +47,46 @@ def _up_projection(x: Tensor, of: Route, up: Tensor, transposed: bool) -> Tensor
     return rows_by_weight(inputs, up, of.ends, not transposed)
 
 
-def experts_gradients(
-    grad: Tensor,
-    x: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    hidden: Tensor,
-    act: Activation,
-    transposed: bool,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, weights, up, down and the biases, each where it is wanted."""
-    given = (x, weights, up, down, up_bias, down_bias)
-    if index.numel() == 0 or up.shape[0] == 0:
+def experts_backward(a: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients from the inputs and the up-projections of forward, each where it is wanted."""
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    up, down, up_bias, down_bias = a.up, a.down, a.up_bias, a.down_bias
+    given = (a.x, a.weights, up, down, up_bias, down_bias)
+    if a.index.numel() == 0 or up.shape[0] == 0:
         return tuple(
             torch.zeros_like(each, memory_format=torch.contiguous_format) if each is not None and need else None
-            for each, need in zip(given, needs)
+            for each, need in zip(given, a.needs)
         )
-    needs_x, needs_weights, needs_up, needs_down = needs[:4]
-    needs_up_bias, needs_down_bias = up_bias is not None and needs[4], down_bias is not None and needs[5]
+    needs_x, needs_weights, needs_up, needs_down = a.needs[:4]
+    needs_up_bias, needs_down_bias = up_bias is not None and a.needs[4], down_bias is not None and a.needs[5]
     needs_h = needs_x or needs_up or needs_up_bias
     dx = dup = ddown = dup_bias = ddown_bias = da = None
-    with no_autocast(x.device.type):
-        grad, x, index, weights, hidden = (_plain(each) for each in (grad, x, index, weights, hidden))
+    with no_autocast(a.x.device.type):
+        grad, x, index, weights = (_plain(each) for each in (a.grad, a.x, a.index, a.weights))
         of = route(index, up.shape[0])
         needs_da = needs_h or needs_weights
         g, weighted = spread(grad, of.place, weights if needs_down else None, needs_da or needs_down_bias)
         if needs_da and g is not None:
-            da = rows_by_weight(g, down, of.ends, transposed)
+            da = rows_by_weight(g, down, of.ends, a.transposed)
         bias = None if down_bias is None else _plain(down_bias)
         wanted = (needs_h, needs_down, needs_weights)
-        found = activation_backward(da, hidden, g, bias, weights, of, act, wanted)
+        found = activation_backward(da, _plain(a.hidden), g, bias, weights, of, act, wanted)
         if needs_down_bias and down_bias is not None and g is not None:
             ddown_bias = sum_groups(g, of.order, of.ends, weights, down_bias)
         del g, da
         if weighted is not None and found.a is not None:
-            ddown = weights_of_rows(*((found.a, weighted) if transposed else (weighted, found.a)), of.ends, down)
+            ddown = weights_of_rows(*((found.a, weighted) if a.transposed else (weighted, found.a)), of.ends, down)
         del weighted
         dh = found.h
         if dh is not None:
             if needs_up_bias and up_bias is not None:
                 dup_bias = sum_groups(dh, None, of.ends, None, up_bias)
             if needs_x:
-                dx = combine(rows_by_weight(dh, up, of.ends, transposed), of.place, None, None, index)
+                dx = combine(rows_by_weight(dh, up, of.ends, a.transposed), of.place, None, None, index)
             if needs_up:
                 inputs, _ = spread(x, of.place, None, True)
                 assert inputs is not None
-                dup = weights_of_rows(*((inputs, dh) if transposed else (dh, inputs)), of.ends, up)
+                dup = weights_of_rows(*((inputs, dh) if a.transposed else (dh, inputs)), of.ends, up)
     return dx, found.weights, dup, ddown, dup_bias, ddown_bias
 
 

@@ -11,6 +11,7 @@ def launch_experts(case: dict[str, Any]) -> None:
     """Make the launches of a case. op: "experts", "experts backward", "experts clear" or "experts alone", which is the
     up-projection by grouped_matmul; shape (T, E, K, H, I), dtype, and maybe activation, interleaved, transposed, bias.
     """
+    from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
     from fusedops.ops.experts.formulas import Activation
     from fusedops_triton.experts import _expert_rows, _experts, _grouped_matmul
 
@@ -34,6 +35,6 @@ def launch_experts(case: dict[str, Any]) -> None:
         _grouped_matmul.products_forward(x, empty(*up), empty(experts, of=torch.int64), biases[0], transposed)
     elif case["op"].endswith("backward"):
         hidden = empty(tokens * choices, outputs)
-        _experts.experts_gradients(x, *tensors, hidden, act, transposed, (True,) * 6)
+        _experts.experts_backward(ExpertsGradArgs(x, *tensors, hidden, *act, transposed, (True,) * 6))
     else:
-        _experts.experts_forward(*tensors, act, transposed, True)
+        _experts.experts(ExpertsArgs(*tensors, *act, transposed), True)
