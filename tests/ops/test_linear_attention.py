@@ -250,6 +250,13 @@ def test_a_decay_of_minus_infinity_forgets_everything(kind: str, backend: str) -
     assert not found["decay"][:, 40].any()
 
 
+def test_verify_takes_keys_without_elements() -> None:
+    k = torch.zeros(1, 1, 1, 0)
+    with fusedops.verify(against="reference") as report:
+        y = fusedops.linear_attention(k, k, torch.ones(1, 1, 1, 1), k)
+    assert (report.mismatches, y.item()) == (0, 0)
+
+
 @on_backends("Mamba-2", "GLA")
 def test_a_decay_above_0_follows_the_formula(kind: str, backend: str) -> None:
     call = tensors(kind, 40)

@@ -110,6 +110,8 @@ class _Call:
         if decay is not None:
             decay = decay.double().nan_to_num(nan=0.0, posinf=0.0, neginf=-1e3)  # whose exponential is 0
         self.rows = formulas.rows_of(q, k, v, decay, safe[4], scale, normalize, safe[5], cu_seqlens)
+        if decay is not None and not decay.numel():  # of keys without elements
+            decay = None
         self.sizes = _sizes(self.rows, decay, self.unit)
         if q.shape[1]:
             self.open = self.open | self.by_sequence(self._overflows(decay, *grads[:1]))
