@@ -102,7 +102,8 @@ def attention_forward(
             # a traced call has no frames to read
             stacklevel=2 if torch.compiler.is_compiling() else user_stack_level("transformers"),
         )
-        return softmax_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
+        out, weights = softmax_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
+        return out, weights if probabilities or kwargs.get("output_attentions") else None  # as the calls of the op
     query, key, value = _of_one_dtype(query, key, value)
     if isinstance(attention_mask, PackedMask) and attention_mask.sequences is not None:
         bounds, window = attention_mask.sequences
