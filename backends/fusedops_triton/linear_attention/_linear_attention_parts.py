@@ -461,12 +461,12 @@ def _chunk_parts(
         tl.store(vectors + 5 * C, factor_q * started)
         tl.store(vectors + 6 * C, factor_k * started)
         tl.store(vectors + 7 * C, factor_k * ended)
+        if beta_ptr is not None:
+            tl.store(vectors + 4 * C, read(beta_ptr + place, there))
         if inverse_ptr is not None:
             lower = tl.where(at[:, None] > at[None, :], of_keys * weights, 0.0)
             lower = lower * factor_k[:, None] * factor_k[None, :]
-            beta = read(beta_ptr + place, there)
-            tl.store(vectors + 4 * C, beta)
-            beta = beta[:, None]
+            beta = read(beta_ptr + place, there)[:, None]
             inverse = _inverse_of_blocks(beta * lower, C, BLOCK)
             # pairs of blocks, up to all: the inverse of [[a, 0], [c, b]] has -b**-1 @ c @ a**-1 below its diagonal
             size_b = BLOCK

@@ -22,9 +22,8 @@ DECODE: Case = {"shape": [64, 1, 16, 32, 128, 128]}
 #: Bytes of a thread that may spill: of bfloat16 with rows of up to 128, on GPUs whose tensor cores read operands from
 #: memory on the chip; and elsewhere, which was not tuned.
 SPILLS, MOST_SPILLS = 16, 2048
-#: The walks, whose products on sm_90 take their first factors from registers, and what may spill there. Of the second
-#: one, 48 bytes of addresses with Triton 3.9; none with 3.6.
-WALKS = {"_walk": SPILLS, "_walk_back": 48}
+#: Of these kernels, on sm_90, Triton 3.9 spills more, which are addresses; 3.6 spills nothing.
+OF_KERNEL = {"_chunk_parts": 24, "_walk_back": 48}
 
 
 def _cases() -> dict[str, Case]:
@@ -77,7 +76,7 @@ def test_compiles(name: str, compiled: dict[str, dict[str, Any]]) -> None:
         assert facts["spilled"] == 0
         assert "16" in facts["loads"]
     small = case["dtype"] == "bfloat16" and case["shape"][4] <= 128 and case["target"] in ("sm_90", "sm_100")
-    if small and case["target"] == "sm_90" and case["kernel"] in WALKS:
+    if small and case["target"] == "sm_90" and case["kernel"].startswith("_walk"):
         assert facts["wgmma_of_registers"] == facts["wgmma"] > 0
-    most = WALKS.get(case["kernel"], SPILLS) if case["target"] == "sm_90" else SPILLS
+    most = OF_KERNEL.get(case["kernel"], SPILLS) if case["target"] == "sm_90" else SPILLS
     assert facts["spilled"] <= (most if small else MOST_SPILLS), facts
