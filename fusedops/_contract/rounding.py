@@ -35,7 +35,7 @@ _SLOPES: Mapping[str, Callable[[Tensor, Tensor], Tensor | float]] = {
 #: By operation that moves numbers, the indices of the numbers among its arguments: they have no error.
 _MOVES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("view", "_unsafe_view", "slice", "select", "expand", "unsqueeze", "squeeze", "permute"), ()),
-    **dict.fromkeys(("transpose", "t", "squeeze_", "cat", "stack", "clone", "detach", "alias", "sum"), ()),
+    **dict.fromkeys(("transpose", "t", "squeeze_", "cat", "stack", "clone", "detach", "alias", "sum", "mean"), ()),
     "masked_fill": (2,),
     "where": (1, 2),
 }
@@ -43,14 +43,14 @@ _MOVES: Mapping[str, tuple[int, ...]] = {
 
 def error_bound_of(
     formula: Callable[..., Any],
-    dtype_of: int | None = None,
+    dtype_of: tuple[int, ...] | None = None,
     rounded_to: int | None = None,
 ) -> Callable[..., Any]:
     """Return the error bound of a formula, for :class:`fusedops.Evidence`. Each rounding is ``absolute`` of a number.
 
     Args:
         formula: the op's reference or backward, in plain torch.
-        dtype_of: the index of the argument with the dtype of the arithmetic. None: that of all tensors together.
+        dtype_of: the indices of the arguments whose dtypes make that of the arithmetic. None: all tensors.
         rounded_to: the same, of the dtype to which tensors are rounded first, as the op has it. None: to none.
 
     >>> bound = error_bound_of(lambda x, y: x + y)
@@ -61,7 +61,7 @@ def error_bound_of(
     def bound(absolute: float, *args: Any) -> Any:
         tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
         dtype = torch.float32
-        for each in tensors if dtype_of is None else [args[dtype_of]]:
+        for each in tensors if dtype_of is None else [args[index] for index in dtype_of]:
             dtype = torch.promote_types(dtype, compute_dtype(each.dtype if isinstance(each, Tensor) else each))
         narrow = None if rounded_to is None else args[rounded_to].dtype
         numbers = [abs(arg) for arg in args if type(arg) in (int, float)]
@@ -72,7 +72,7 @@ def error_bound_of(
             wide = [run.argument(arg, narrow) for arg in args]
             with run:
                 results = formula(*wide)
-        return _error(results) if isinstance(results, Tensor) else tuple(map(_error, results))
+        return _open(results) if isinstance(results, Tensor) else tuple(map(_open, results))
 
     return bound
 
@@ -83,6 +83,12 @@ def _error(value: Any) -> Any:
         return None if value is None else 0.0
     error = cast("Tensor | None", getattr(value, "rounding_error", None))
     return torch.zeros_like(value) if error is None else error
+
+
+def _open(result: Any) -> Any:
+    """Return the error of a result, inf where it is not determined."""
+    error = _error(result)
+    return error.nan_to_num(nan=math.inf, posinf=math.inf) if isinstance(error, Tensor) else error
 
 
 def _moved(value: Any) -> Any:
@@ -155,7 +161,7 @@ class _Run(TorchDispatchMode):
             x, other = (x, others[0]) if isinstance(x, Tensor) else (others[0], x)
             error, own = _error(x) * _size(other), y.abs()
             if isinstance(other, Tensor):
-                error = torch.addcmul(error, x.abs(), _error(other))
+                error = torch.addcmul(error, x.abs() + _error(x), _error(other))
         elif name == "div":
             error, own = (_error(x) + y.abs() * _error(others[0])) / _size(others[0]), y.abs()
         elif name in ("mm", "mv", "bmm"):
@@ -165,6 +171,8 @@ class _Run(TorchDispatchMode):
             own = _DRIFT * x.shape[-1] * y.abs()  # the errors of the factors are as large as a sum of both signs
         elif name == "pow" and others == [2]:
             error, own = _error(x) * (2 * x.abs() + _error(x)), y.abs()
+        elif name == "rsqrt":
+            error, own = torch.rsqrt((x - _error(x)).clamp_(min=0.0)) - y, y  # inf where x may be 0
         elif name in ("clamp", "relu"):
             moved = [func(x + sign * _error(x), *others, **kwargs) - y for sign in (1, -1)]
             return torch.maximum(moved[0].abs(), moved[1].abs())
@@ -173,10 +181,11 @@ class _Run(TorchDispatchMode):
         elif name in _MOVES:
             error = func(*[0.0 if i in _MOVES[name] and isinstance(each, (int, float)) else _moved(each)
                            for i, each in enumerate(args)], **kwargs)  # fmt: skip
-            if name != "sum":
+            if name not in ("sum", "mean"):
                 return error
             terms = x.numel() / max(y.numel(), 1)
-            own = (terms * func(x * x, *others, **kwargs)).sqrt_() + _DRIFT * terms * y.abs()
+            squares = (terms if name == "sum" else 1) * func(x * x, *others, **kwargs)
+            own = squares.sqrt_() + _DRIFT * terms * y.abs()
         elif name == "ones_like":
             return torch.zeros_like(y)
         else:
@@ -185,6 +194,8 @@ class _Run(TorchDispatchMode):
         if self.careful:
             given = all(bool(each.isfinite().all()) for each in args if isinstance(each, Tensor))
             # a number that is not finite gives the same in any arithmetic
-            error = torch.where(y.isfinite(), error.nan_to_num(nan=math.inf), math.inf if given else 0.0)
+            error = torch.where(
+                y.isfinite(), error.nan_to_num(nan=math.inf, posinf=math.inf), math.inf if given else 0.0
+            )
             error = error.masked_fill(y.isfinite() & (y.abs() >= self.arithmetic.max), math.inf)
         return error

@@ -26,6 +26,8 @@ FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gelu": lambda x, y: torch.nn.functional.gelu(x) * y,
     "relu": lambda x, y: (x * y).relu(),
     "square": lambda x, y: (x - y).square(),
+    "rsqrt": lambda x, y: torch.rsqrt((x - y).square() + 0.1),
+    "mean": lambda x, y: (x * y).mean(0),
     "product": lambda x, y: x.view(16, 16) @ y.view(16, 16).t(),
     "step": lambda x, y: (x * y > 0).to(x.dtype),
     "clamp": lambda x, y: (x * y).clamp(-1.0, 1.0),

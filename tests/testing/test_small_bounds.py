@@ -163,6 +163,16 @@ def test_a_gradient_of_gated_rms_norm_may_overflow_before_it_is_multiplied_by_an
             assert expected.limits[f"gradient of {name}"].isinf() == unknown
 
 
+def test_products_of_gated_rms_norm_may_overflow_in_another_order() -> None:
+    op, largest = OPS["gated_rms_norm"], torch.finfo(torch.float32).max
+    for weight, unknown in ((1.0, False), (0.7 * largest, True)):  # times a normalized number of 1e-3
+        call = {"x": torch.tensor([1.0, 1e-3]), "gate": torch.tensor([4.0, 4.0]), "weight": torch.tensor([0.0, weight])}
+        expected = testing.expected(op, op.prepared(op.bind((), call)), grad=torch.tensor([0.0, 2.0]))
+        assert expected.outputs[0].abs().max() < largest
+        for name in ("output y", "gradient of x", "gradient of gate"):
+            assert expected.limits[name][1].isinf() == unknown, name
+
+
 def limits_of_linear_attention(**call: Any) -> Mapping[str, Tensor]:
     """Return the limits of a call with one head and, where not given, ones; grad: of out."""
     ones = torch.ones(1, 2, 1, 1)

@@ -6,16 +6,16 @@ In a row of nearly equal numbers the difference from the mean cancels, and ``rst
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedops._contract.evidence import tolerances
+from fusedops._contract.evidence import finite_size, tolerances
+from fusedops._contract.rounding import error_bound_of
 from fusedops.dtypes import compute_dtype, is_narrow, promoted
-from fusedops.ops.gated.error_bounds import GateErrors, gate_errors
 from fusedops.ops.norms.arguments import GatedRmsNormArgs, GatedRmsNormGradArgs
-from fusedops.ops.norms.formulas import in_groups, rounded_sum
+from fusedops.ops.norms.formulas import gated_gradients, gated_norm, rounded_sum
 
 TOLERANCE = tolerances((5e-6, 1e-5), (1e-12, 1e-12), absolute=0.0, absolute_roundings=2.0)
 GRADIENT_TOLERANCE = tolerances((2e-5, 2e-5), (1e-11, 1e-12))
@@ -101,79 +101,30 @@ def add_layer_norm_gradient_error_bound(
     return ds, ds, dweight, dbias
 
 
-def gated_rms_norm_error_bound(absolute: float, a: GatedRmsNormArgs, save: bool) -> tuple[Tensor, ...]:
-    """Return the changes of y and rstd; inf where a group has no determined result."""
-    arithmetic = torch.finfo(compute_dtype(promoted(a.x, a.gate)))
-    if is_narrow(a.x.dtype):  # computed in float32, and rounded once
-        absolute = TOLERANCE[torch.float32].absolute
-    of_gate = gate_errors(absolute, a.gate, a.activation, arithmetic)
-    z, z_moves = _normalized_rows(absolute, a.x, of_gate, a.gate_first, a.groups)
-    rstd = torch.rsqrt(z.square().mean(-1, keepdim=True) + a.eps)
-    norm = _norm(absolute, z, z_moves, rstd, arithmetic)
-    factor, terms = _factor(None if a.weight is None else in_groups(a.weight, a.groups), a.offset)
-    y = norm.normal * factor
-    moves = norm.moves * factor.abs() + absolute * (1 + norm.normal.abs() * terms)
-    largest = (z.abs() * rstd).maximum(torch.ones(())) * factor.abs()
-    if not a.gate_first:
-        act, act_moves = (in_groups(each, a.groups) for each in (of_gate.act, of_gate.act_moves))
-        moves = moves * (act.abs() + act_moves) + y.abs() * (act_moves + absolute * act.abs())
-        largest = largest * act.abs().clamp(min=1.0)
-    moves = moves.masked_fill(norm.unknown | (largest >= arithmetic.max), math.inf)
-    change = (rstd * norm.rstd_moves).masked_fill(norm.unknown, math.inf)
-    return _open(moves.flatten(-2)), _open(change[..., 0])
+_gated_bound = error_bound_of(gated_norm, dtype_of=(0, 1))
+_gated_gradient_bound = error_bound_of(gated_gradients, dtype_of=(3,))
+
+
+def gated_rms_norm_error_bound(absolute: float, a: GatedRmsNormArgs, save: bool) -> tuple[Tensor, Tensor]:
+    """Return the errors of y and rstd by their formula; inf where its products may overflow in another order."""
+    y, rstd = _gated_bound(absolute, *a)
+    size = _factor_size(a) * (1 + finite_size(a.gate)) * a.x.shape[-1]  # of a normalized number, at most its root
+    return y.masked_fill(size >= torch.finfo(compute_dtype(promoted(a.x, a.gate))).max, math.inf), rstd
 
 
 def gated_rms_norm_gradient_error_bound(absolute: float, a: GatedRmsNormGradArgs) -> tuple[Tensor | None, ...]:
-    """Return the changes of the gradients of x, gate and weight; inf where rstd has no determined value, or where a
-    product or a sum may overflow.
-    """
-    arithmetic = torch.finfo(compute_dtype(promoted(a.x, a.gate)))
-    if arithmetic.bits < 64:  # the arithmetic is in float32, also beside a weight of float64
-        absolute = max(absolute, GRADIENT_TOLERANCE[torch.float32].absolute)
-    of_gate = gate_errors(absolute, a.gate, a.activation, arithmetic)
-    z, z_moves = _normalized_rows(absolute, a.x, of_gate, a.gate_first, a.groups)
-    r = a.rstd.double()[..., None]
-    norm = _norm(absolute, z, z_moves, r, arithmetic)
-    rows, d, act, act_moves, slope, slope_moves = (
-        in_groups(each.double(), a.groups) for each in (a.x, a.grad, *of_gate)
-    )
-    factor, terms = _factor(None if a.weight is None else in_groups(a.weight, a.groups), a.offset)
-    g, g_moves = (d, torch.zeros_like(d)) if a.gate_first else (d * act, d.abs() * (act_moves + absolute * act.abs()))
-    m, size = g * factor, g.abs() * terms
-    m_moves = absolute * size + g_moves * factor.abs()
-    product = (m * norm.normal).mean(-1, keepdim=True)
-    of_product = size * (norm.moves + absolute * norm.normal.abs()) + m_moves * norm.normal.abs()
-    of_product = of_product.mean(-1, keepdim=True)
-    inner = m_moves + norm.moves * product.abs() + norm.normal.abs() * of_product
-    inner = inner + absolute * size.mean(-1, keepdim=True) + 2 * arithmetic.tiny * arithmetic.eps
-    drift = 0.25 * arithmetic.eps  # terms of one sign, added one by one
-    inner = inner + drift * z.shape[-1] * norm.normal.abs() * product.abs()
-    exact = m - norm.normal * product
-    dz, dz_moves = r * exact, r.abs() * (inner + exact.abs() * norm.rstd_moves)
-    reach = (1 + z.abs().nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True)).square() * (1 + r.abs() ** 3)
-    open_rows = norm.unknown | (size.nan_to_num(nan=0.0, posinf=0.0).sum(-1, keepdim=True) * reach >= arithmetic.max)
-    # a kernel may multiply by an activation, or by a number of x, of 0 later
-    open_rows = open_rows | (d.abs() * terms >= arithmetic.max).any(-1, keepdim=True)
-    n_size, n_moves = norm.normal.abs() * terms, norm.moves * factor.abs() + absolute * norm.normal.abs() * terms
-    if a.gate_first:
-        dx = dz_moves * (act.abs() + act_moves) + dz.abs() * (act_moves + absolute * act.abs())
-        of_act, of_act_moves = dz * rows, (dz_moves + absolute * dz.abs()) * rows.abs()
-        largest = dz.abs() * act.abs().maximum(rows.abs() * (1 + slope.abs()))
-    else:
-        dx = dz_moves
-        of_act, of_act_moves = d * norm.normal * factor, d.abs() * (n_moves + absolute * n_size)
-        largest = d.abs() * (1 + n_size) * (1 + slope.abs()).maximum(act.abs() * factor.abs())
-    dgate = of_act_moves * (slope.abs() + slope_moves) + of_act.abs() * (slope_moves + absolute * slope.abs())
-    beyond = largest >= arithmetic.max
-    dx, dgate = (_open(each.masked_fill(open_rows | beyond, math.inf).flatten(-2)) for each in (dx, dgate))
-    if a.weight is None:
-        return dx, dgate, None
-    of_weight = g.abs() * (norm.moves + absolute * norm.normal.abs()) + g_moves * norm.normal.abs()
-    of_weight = of_weight.masked_fill(norm.unknown | beyond, math.inf)
-    total = (g * norm.normal).masked_fill(norm.unknown, 0.0)
-    drift *= a.x.shape[:-1].numel()
-    dweight = of_weight.sum_to_size(factor.shape) + drift * total.sum_to_size(factor.shape).abs()
-    return dx, dgate, _open(dweight.flatten())
+    """Return the same of the gradients of x, gate and weight: of the first two, of whole rows."""
+    *of_rows, dweight = _gated_gradient_bound(absolute, *a)
+    m = finite_size(a.grad) * _factor_size(a)
+    rows = 1 + finite_size(a.x) * (1 + finite_size(a.gate))
+    r = a.rstd.double().abs()[..., None].amax(-2)
+    reach = m.sum(-1, keepdim=True) * rows.sum(-1, keepdim=True).square() * (1 + r**3)
+    beyond = ~(reach < torch.finfo(a.rstd.dtype).max)
+    return *(None if each is None else each.masked_fill(beyond, math.inf) for each in of_rows), dweight
+
+
+def _factor_size(a: GatedRmsNormArgs | GatedRmsNormGradArgs) -> Tensor:
+    return torch.ones(()).double() if a.weight is None else finite_size(a.weight) + abs(a.offset)
 
 
 def _outputs(
@@ -328,40 +279,3 @@ def _factor(weight: Tensor | None, offset: float) -> tuple[Tensor, Tensor]:
     if weight is None:
         return torch.ones(()).double(), torch.ones(()).double()
     return weight.double() + offset, weight.double().abs() + abs(offset)
-
-
-class _Norm(NamedTuple):
-    """Groups of rows that are normalized, (..., groups, H / groups), with the largest errors."""
-
-    normal: Tensor
-    moves: Tensor  # of normal
-    rstd_moves: Tensor  # in proportion to rstd, (..., groups, 1)
-    unknown: Tensor  # True where rstd has no determined value, (..., groups, 1)
-
-
-def _normalized_rows(
-    absolute: float, x: Tensor, of_gate: GateErrors, gate_first: bool, groups: int
-) -> tuple[Tensor, Tensor]:
-    """Return the numbers whose norm is taken, and their errors."""
-    z = x.double()
-    moves = absolute * z.abs()
-    if gate_first:
-        moves = moves * 2 * of_gate.act.abs() + z.abs() * of_gate.act_moves
-        z = z * of_gate.act
-    return in_groups(z, groups), in_groups(moves, groups)
-
-
-def _norm(absolute: float, z: Tensor, z_moves: Tensor, rstd: Tensor, arithmetic: torch.finfo) -> _Norm:
-    """Return the normalized numbers with their errors."""
-    normal, spread = z * rstd, z_moves * rstd.abs()
-    rstd_moves = absolute + (spread * normal.abs()).mean(-1, keepdim=True)
-    moves = spread + normal.abs() * (rstd_moves + absolute)
-    squares = z.square().sum(-1, keepdim=True)
-    unknown = ~(rstd_moves <= 0.5) | ~(squares < arithmetic.max) | ~(rstd.square() < 1 / arithmetic.smallest_normal)
-    unknown = unknown | ~((z.abs() * rstd).amax(-1, keepdim=True) < arithmetic.max) if z.shape[-1] else unknown
-    return _Norm(normal, moves, rstd_moves, unknown)
-
-
-def _open(limit: Tensor) -> Tensor:
-    """Return the limit, inf where it is not determined."""
-    return limit.nan_to_num(nan=math.inf, posinf=math.inf)
