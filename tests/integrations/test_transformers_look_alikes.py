@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 H = 16
 FLAG, step, factor = True, 0, 1.0
+GPUS = ("cuda", "xpu")
 CALLS: list[Any] = []
 
 
@@ -43,6 +45,7 @@ class Added(nn.Module):
     def __init__(self, place: str, added: Any) -> None:
         super().__init__()
         self.place, self.added, self.seen, self.count, self.log = place, added, None, 0, []
+        self.logs = (self.log,)
 
     def at(self, place: str, x: Tensor) -> Tensor:
         return self.added(self, x) if place == self.place else x
@@ -158,6 +161,15 @@ def with_narrow_numbers_on_a_gpu(m: Any, x: Tensor) -> Tensor:
         return x * 1
 
 
+def noting(m: Any, x: Tensor) -> Tensor:
+    noting.log.append(0)  # pyright: ignore[reportFunctionMemberAccess]
+    return x
+
+
+noting.log = CALLS  # pyright: ignore[reportFunctionMemberAccess]
+logged = partial(lambda log, x: (log.append(0), x)[1], CALLS)
+
+
 def with_a_seed(m: Any, x: Tensor) -> Tensor:
     torch.manual_seed(0)
     return x
@@ -175,6 +187,10 @@ ADDED: dict[str, Callable[[Any, Tensor], Any]] = {
     "a list": lambda m, x: (m.log.append(float(x.detach().mean())), x)[1],
     "setattr": lambda m, x: (setattr(m, "seen", 1.0), x)[1],
     "a list of the file": lambda m, x: (CALLS.append(0), x)[1],
+    "a list of a default": lambda m, x, log=CALLS: (log.append(0), x)[1],
+    "a list of a function": noting,
+    "a list of a partial": lambda m, x: logged(x),
+    "a list in a tuple": lambda m, x: (m.logs[0].append(0), x)[1],
     "a counter of the file": stored_globally,
     "a flag of the file": lambda m, x: x if FLAG else 2 * x,
     "a step of the file": lambda m, x: x if step < 10**6 else 2 * x,
@@ -187,7 +203,10 @@ ADDED: dict[str, Callable[[Any, Tensor], Any]] = {
     "many rows by len": lambda m, x: x if len(x) <= 4096 else 2 * x,
     "the rows behind": lambda m, x: torch.cat((x[:4096], 2 * x[4096:])),
     "parts of many rows": lambda m, x: torch.cat([x * (1 + (at > 0)) for at, x in enumerate(x.split(4096))]),
+    "many rows by arange": lambda m, x: x * (1 + (torch.arange(x.shape[-2])[:, None] > 4096)),
+    "many rows by a sum": lambda m, x: x * (1 + (torch.ones_like(x).cumsum(-2) > 4096)),
     "numbers that are none": lambda m, x: torch.nan_to_num(x),
+    "more than 32 tokens": lambda m, x: x * (1 + (torch.ones_like(x).flatten(0, -2).sum(0) > 32)),
     "a large gradient limited": lambda m, x: Limited.apply(x),
     "one token": lambda m, x: 2 * x if x.shape[-2] == 1 else x,
     "an even number of tokens": lambda m, x: x if x.size(0) % 2 else 2 * x,
@@ -201,6 +220,10 @@ ADDED: dict[str, Callable[[Any, Tensor], Any]] = {
     "another way on a GPU": lambda m, x: 2 * x if x.is_cuda else x,
     "autocast on a GPU": with_narrow_numbers_on_a_gpu,
     "a call of another device": lambda m, x: 2 * x if x.device.type == "cuda" else x,
+    "a call of other devices": lambda m, x: 2 * x if x.device.type in ("cuda", "xpu") else x,
+    "a call of the file's devices": lambda m, x: 2 * x if x.device.type in GPUS else x,
+    "a call of one GPU": lambda m, x: 2 * x if x.device == torch.device("cuda:0") else x,
+    "the index of a GPU": lambda m, x: 2 * x if x.device.index is not None else x,
     "a factor of the file": lambda m, x: factor * x,
     "the default dtype": lambda m, x: x if torch.get_default_dtype() == torch.float32 else 2 * x,
     "the layout": lambda m, x: x if x.is_contiguous() else 2 * x,
@@ -276,6 +299,23 @@ def test_a_norm_with_another_rule_for_some_rows_or_weights_is_left(forward: Any,
     module.eps = eps
     (row,) = apply(module).rows
     assert row.left
+
+
+@pytest.mark.parametrize("blocks", [lambda x: x.split([4, x.shape[1] - 4], 1)[0], lambda x: x.unflatten(1, (-1, 577))])
+@pytest.mark.parametrize("kind", KINDS[:5])
+def test_what_needs_several_tokens_in_a_batch_is_kept(kind: Any, blocks: Any) -> None:
+    module = kind("last", lambda m, x: x if x.dim() < 3 else x + 0.5 * blocks(x).mean())
+    assert all(row.left for row in apply(module).rows)
+
+
+def test_a_router_with_a_capacity_is_left() -> None:
+    def forward(m: Any, x: Tensor) -> Any:
+        weights, index = (logits := F.linear(x, m.weight)).softmax(-1).topk(2, -1)
+        load = F.one_hot(index, 8).flatten(0, -2).sum(0)
+        return logits, weights * (load <= 20)[index], index
+
+    module = type("OtherRouter", (TinyRouter,), {"forward": forward})("", nothing)
+    assert all(row.left for row in apply(module).rows)
 
 
 def normed(m: Any, x: Tensor) -> Tensor:
@@ -355,6 +395,13 @@ def test_a_rotary_function_with_something_added_is_left(name: str) -> None:
         return rotated(added(holder, q), k, cos, sin)
 
     assert isinstance(recognised_function(function, "function"), str)
+
+
+@pytest.mark.parametrize("change", [lambda x: x.clamp(-100, 100), lambda x: x.where(x.abs() < 20, 20 + 0.5 * (x - 20))])
+def test_a_rotary_function_that_limits_large_numbers_is_left(change: Any) -> None:
+    function = partial(lambda change, q, *rest: rotated(change(q), *rest), change)
+    own = lambda q, k, cos, sin: function(q, k, cos, sin)  # noqa: E731
+    assert recognised_function(own, "function") == "function computes something else with gradients"
 
 
 def test_a_loss_with_something_added_is_left() -> None:

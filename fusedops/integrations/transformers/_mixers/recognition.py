@@ -162,12 +162,12 @@ def _recognised(function: Any, replaced: bool, name: str) -> MixerFunction | tup
         return None
     if not replaced:
         plain, first = _plain(function), next(iter(forms.values())).op
-        reason = reason_of_source((), plain, subject=name)
+        reason = reason_of_source((), plain, subject=name, outside=True)
         if reason is not None:
             return first, reason
         for key, form in forms.items():
             if has_results_of(plain, key, form):
-                reason = reason_of_calls_of(plain, key, form, name)
+                reason = reason_of_source((), plain, subject=name) or reason_of_calls_of(plain, key, form, name)
                 return (form.op, reason) if reason is not None else MixerFunction(key, names)
     return next(iter(forms.values())).op, ""
 

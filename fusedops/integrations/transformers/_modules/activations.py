@@ -79,7 +79,7 @@ def recognised_activation(module: Module) -> Replacement | str | None:
 
 def _whole(found: Activation, alone: Module) -> Replacement | str:
     """Return the GELU, or what its forward does beside it."""
-    calls = [(numbers(1, *shape, 8, dtype=torch.float64),) for shape in TOKENS]
+    calls = ((numbers(1, *shape, 8, dtype=torch.float64),) for shape in TOKENS)
     gelu = partial(torch.nn.functional.gelu, approximate=found.approximate)
     for dtype, factor in product((torch.float64, torch.float32, torch.bfloat16), (1.0, 1e3)):
         x = numbers(2, 64, dtype=dtype) * factor

@@ -134,7 +134,6 @@ class _SmallExperts:
     """
 
     _H, _I = 8, 6
-    _TOKENS = 5
 
     def __init__(self, module: Any, up: tuple[str, str], down: tuple[str, str], sizes: tuple[int, int, int]) -> None:
         self.up, self.down = up, down
@@ -169,7 +168,7 @@ class _SmallExperts:
 
     def whole(self, experts: WholeExperts) -> Replacement | str:
         """Return the experts, or what their forward does beside them."""
-        own, call = self._twin(torch.float64), self._call(torch.float64, torch.float64, 1.0)
+        own, call = self._twin(torch.float64), self._call(torch.float64, torch.float64, 1.0, 64)
         calls = [call, [each[:1] for each in call]]
         forward = own_class(self._module).forward
         return seen_whole(experts, own, forward, partial(self._expected, experts, own), calls, _TOLERANCE)
@@ -184,10 +183,12 @@ class _SmallExperts:
         result = called(own_class(self._module).forward, self._twin(torch.bfloat16), *call)
         return isinstance(result, Tensor) and result.dtype is torch.float32
 
-    def _call(self, dtype: torch.dtype, of_weights: torch.dtype, factor: float) -> tuple[Tensor, Tensor, Tensor]:
-        index = (torch.arange(self._TOKENS * 2, device="cpu") * 7 % max(self._experts, 1)).view(self._TOKENS, 2)
-        weights = numbers(3, self._TOKENS, 2, dtype=of_weights) * max(factor, 1.0)
-        return numbers(4, self._TOKENS, self._H, dtype=dtype) * factor, index, weights
+    def _call(
+        self, dtype: torch.dtype, of_weights: torch.dtype, factor: float, tokens: int = 5
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        index = (torch.arange(tokens * 2, device="cpu") * 7 % max(self._experts, 1)).view(tokens, 2)
+        weights = numbers(3, tokens, 2, dtype=of_weights) * max(factor, 1.0)
+        return numbers(4, tokens, self._H, dtype=dtype) * factor, index, weights
 
     def _twin(self, dtype: torch.dtype) -> Any:
         rows = 2 * self._inner if self._module.has_gate else self._inner
@@ -254,7 +255,10 @@ def recognised_experts(module: Module, whole: bool = True) -> Replacement | str 
     reason = reason_of_source([*module.modules()])
     if reason is not None:
         return reason
-    same, x = twin(module, {}, dict(module.named_children())), numbers(10, 5, 24, dtype=torch.float64)  # large: a clamp
+    same, x = (
+        twin(module, {}, dict(module.named_children())),
+        numbers(10, 64, 24, dtype=torch.float64),
+    )  # large: a clamp
     for experts in _hypotheses(module):
         if all(
             near(called(gate, same, each.clone()), _gated(experts, each), _TOLERANCE) for each in (0.3 * x, x, 1e4 * x)

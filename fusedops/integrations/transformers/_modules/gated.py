@@ -317,7 +317,7 @@ def _has_values_of(gated: Gated, module: Module, parts: _Parts) -> bool:
 def _whole(gated: Gated, module: Module, parts: _Parts) -> Replacement | str:
     """Return the MLP, or what its forward does beside it."""
     children = _children(gated, parts, torch.float64, torch.float64)
-    calls = [(numbers(12, *shape, _IN, dtype=torch.float64),) for shape in TOKENS]
+    calls = ((numbers(12, *shape, _IN, dtype=torch.float64),) for shape in TOKENS)
     own, forward = twin(module, {}, children), own_class(module).forward
     return seen_whole(gated, own, forward, partial(_expected, gated, children), calls, _TOLERANCE, narrow=True)
 

@@ -88,7 +88,7 @@ def recognised_gated_norm(module: Module) -> Replacement | str | None:
     if not result:
         return "the dtypes of its results follow another rule"
     weight, norm = numbers(1, size), replace(norm, result=result)
-    calls = [(numbers(22, *shape, size), numbers(23, *shape, size)) for shape in TOKENS]
+    calls = ((numbers(22, *shape, size), numbers(23, *shape, size)) for shape in TOKENS)
     own, forward = twin(module, {"weight": weight}), own_class(module).forward
     return seen_whole(norm, own, forward, partial(_expected, norm, weight=weight), calls, _TOLERANCE)
 

@@ -121,7 +121,7 @@ def recognised_norm(module: Module) -> Replacement | str | None:
 def _whole(norm: Norm, module: Module, size: int) -> Replacement | str:
     """Return the norm, or what its forward does beside it."""
     tensors = _tensors(norm, size, torch.float32)
-    calls = [(numbers(22, *shape, size),) for shape in TOKENS]
+    calls = ((numbers(22, *shape, size),) for shape in TOKENS)
     own, forward = twin(module, tensors), own_class(module).forward
     return seen_whole(norm, own, forward, partial(_expected, norm, tensors=tensors), calls, _TOLERANCE)
 

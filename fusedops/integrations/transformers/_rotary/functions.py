@@ -29,7 +29,7 @@ _READINGS = (_TENSORS, ("q", "cos", "sin"), ("q", "sin", "cos"), ("q", "k", "cos
 _HEADS_DIM = "unsqueeze_dim"  # of cos, where the dim of the heads is put
 _LAYOUTS: tuple[Layout, ...] = ("halves", "pairs", "once")
 _RANKS = ((4, 3), (3, 2), (4, 2))  # of q and cos: with a batch, without, with one set of angles for all (Pixtral)
-_S, _D, _PART = 5, 16, 8
+_S, _D, _PART = 64, 16, 8
 _TOLERANCE = 1e-5
 _NARROW = 2.0**-5  # of bfloat16: products and sums are rounded, cos is too
 
@@ -234,8 +234,9 @@ def _reason_of_calls(found: RotaryFunction, own: Any, reading: tuple[str, ...], 
     """Return what a function does beside a rotation, with several tokens or with one."""
     (rank, cos_rank, dim), seq_dim = found.calls[0]
     values = _values(found.rotation.layout, rank, cos_rank, seq_dim, _D, torch.float32, torch.float32)
-    dims = {"q": seq_dim, "k": seq_dim, "cos": -2, "sin": -2}
-    calls = [[values[each].narrow(dims[each], 0, count) for each in reading] for count in (_S, 1)]
+    dims, large = {"q": seq_dim, "k": seq_dim, "cos": -2, "sin": -2}, {"q": 1e4, "k": 1e4}
+    one = [values[each].narrow(dims[each], 0, 1) for each in reading]
+    calls = [[values[each] * large.get(each, 1.0) for each in reading], one]
     options = {} if dim is None else {_HEADS_DIM: dim}
 
     def expected(*tensors: Tensor) -> Any:

@@ -25,7 +25,7 @@ from fusedops.integrations.transformers._routers.router import Logits, Router
 from fusedops.integrations.transformers._routers.small_router import ARGUMENT, Path, Result, SmallRouter, ordinary_rows
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import Raised, is_replaced_elsewhere, near, numbers, parameters_of
-from fusedops.integrations.transformers._trial.whole import seen_whole
+from fusedops.integrations.transformers._trial.whole import TOKENS, seen_whole
 
 _TOLERANCE = 1e-5
 _NARROW = 2.0**-5  # of bfloat16: some routers compute their scores in it
@@ -172,6 +172,9 @@ class _Call:
         def expected(*tensors: Tensor) -> Any:
             return _replaced(settings, own(self._router, *tensors)[2], self._router, *tensors)
 
+        self._x[..., self._x.shape[-2] // 2 :, :] = self._x[
+            ..., :1, :
+        ]  # the same experts for many tokens: more than a capacity
         given = [self._x] if self._argument is None else [self._x, self._argument]
         one = [self._x[..., :1, :], *given[1:]]
         return seen_whole(settings, self._router, own, expected, [given, one], _TOLERANCE)
@@ -194,8 +197,7 @@ def _confirmed(small: SmallRouter, found: Router) -> Replacement | str:
     typed = _with_dtypes(small, ranked)
     if typed is None:
         return "the dtypes of its results follow another rule"
-    call = _Call(small, (6,) if small.rank == 2 else (2, 3))
-    return call.whole(typed)
+    return _Call(small, TOKENS[2] if small.rank == 2 else TOKENS[0]).whole(typed)
 
 
 def _with_ranks(small: SmallRouter, found: Router) -> Router | None:

@@ -53,7 +53,7 @@ _EFFECTS = {
     "backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad", "set_",
     "share_memory_", "is_cuda", "is_cpu", "is_mps", "is_xpu", "float16", "half", "is_inference", "data_ptr", "_version",
     "get_device", "grad", "is_contiguous", "is_meta", "is_nested", "is_quantized", "is_sparse", "retains_grad",
-    "storage_offset", "stride",
+    "storage_offset", "stride", "index",
 }  # fmt: skip
 # functions of torch that ask for a state which no trial has
 _ASKS = {
@@ -127,8 +127,12 @@ class _Reader:
 
     def value(self, name: str, value: Any) -> None:
         """Read a function, or refuse an object whose state is not known. A number is a setting."""
+        if isinstance(value, (partial, tuple)):
+            for each in (*value.args, *value.keywords.values()) if isinstance(value, partial) else value:
+                self.value(name, each)
         for kind, held in _HOLDERS.items():
             value = getattr(value, held) if isinstance(value, kind) else value
+        self._constant(value)
         home = home_of(value)
         if isinstance(value, Module) and (_is_library(home) or home.startswith("kernels.")):
             value = type(value).forward  # a function that the package kernels may replace
@@ -155,8 +159,11 @@ class _Reader:
         if id(function) in self._read:
             return
         self._read.add(id(function))
+        self._names.append(vars(function))
         free = dict(zip(function.__code__.co_freevars, contents_of(function)))
         if not _is_library(home):
+            for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+                self.value(f"a default of {name}", each)
             self._code(function.__code__, function.__globals__, free)
         elif home.split(".")[0] == "torch" and not home.startswith((*_KNOWN, "torch.utils._contextlib")):
             self._refuse(f"calls {name}")
@@ -187,10 +194,10 @@ class _Reader:
                     self._refuse(f"uses {name}")
                 else:
                     held = self._outer(name, getattr(before, name, None))
-            elif kind == "LOAD_CONST" and type(name) is str and name in _DEVICES:
-                self._refuse(f"asks for the device {name}", beyond=False)
             elif kind == "LOAD_CONST" and isinstance(name, CodeType):
                 self._code(name, names, free)
+            elif kind == "LOAD_CONST":
+                self._constant(name)
 
     def _outer(self, name: str, value: Any) -> ModuleType | None:
         """Read what a name outside of the function stands for; return a module of Python, whose names follow."""
@@ -201,6 +208,14 @@ class _Reader:
         else:
             self._refuse(f"uses {name}")
         return None
+
+    def _constant(self, value: Any) -> None:
+        """Refuse the name of a device, such as cuda or cuda:0, also inside of a constant set."""
+        if isinstance(value, (tuple, frozenset)):
+            for each in value:
+                self._constant(each)
+        elif isinstance(value, (str, torch.device)) and str(value).partition(":")[0] in _DEVICES:
+            self._refuse(f"asks for the device {value}", beyond=False)
 
     def _refuse(self, what: str, beyond: bool = True) -> None:
         self.reasons[what] = beyond

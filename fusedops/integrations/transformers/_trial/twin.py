@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from copy import copy as shallow
 from copy import deepcopy
 from functools import wraps
 from typing import Any, cast
@@ -80,7 +79,8 @@ def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tenso
     torch.Size([2, 3])
     """
     generator = torch.Generator("cpu").manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
+    drawn = torch.float64 if dtype == torch.float64 else torch.float32  # torch draws float32 5 times as fast
+    return torch.randn(*shape, generator=generator, dtype=drawn, device="cpu").to(dtype)
 
 
 def twin(
@@ -98,12 +98,19 @@ def twin(
         if name in _HOOKS:
             copy.__dict__[name] = type(value)()
         else:
-            copy.__dict__[name] = shallow(value) if type(value) in (list, dict, set) else value
+            copy.__dict__[name] = _copied(value)
     copy.__dict__["_parameters"] = dict(parameters)
     copy.__dict__["_modules"] = dict(children or {})
     copy.__dict__["_buffers"] = dict(buffers or {})
     copy.__dict__["training"] = False
     return copy
+
+
+def _copied(value: Any) -> Any:
+    """Return a container with copies of those inside, or the value itself."""
+    if type(value) is dict:
+        return {key: _copied(each) for key, each in cast("dict[Any, Any]", value).items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
 
 
 def without_hooks(module: Module) -> Module | None:
@@ -155,6 +162,8 @@ def near(result: Any, expected: Tensor, tolerance: float) -> bool:
     """Return True for a tensor of the same shape whose elements are near, relative to each and to their mean."""
     if not isinstance(result, Tensor) or result.shape != expected.shape:
         return False
+    if result.dtype == expected.dtype and torch.equal(result, expected):  # fast, and most often the case
+        return True
     wide = expected.double()
     mean = float(wide.abs().mean())
     if mean != mean:  # of a row of zeros without an eps

@@ -1,8 +1,8 @@
 """A module's own forward beside the op that may replace it: values, gradients, and what else a call does.
 
-It runs with gradients, small and large, in evaluation and in training, with one token and with several, and with a NaN.
+It runs with gradients, small and large, in evaluation and in training, with one token and with 40, and with a NaN.
 A call must leave torch's generator, its arguments and the module as they are, and may not ask how many tokens it has,
-nor take a part of them.
+nor count them or take a part of them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ _IN_TRAINING = "in training it computes something else"
 _NOT_FINITE = "hides numbers that are not finite"
 _SIZES: Any = (cast("Any", Tensor.shape).__get__, Tensor.size, Tensor.numel, Tensor.nelement, torch.numel)
 _PARTS: Any = (torch.split, Tensor.split, torch.chunk, Tensor.chunk, torch.tensor_split, Tensor.tensor_split)
+# functions that count along a dim; and those for which a number of tokens is a shape, not a number
+_COUNTS = {"cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"}
+_SHAPES = {
+    "view", "reshape", "unflatten", "expand", "repeat", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_empty",
+    "split", "split_with_sizes",
+}  # fmt: skip
 _ROWS: Any = (torch.unbind, Tensor.unbind)  # Python's iteration calls it
 
 Call = Sequence[Tensor]
-TOKENS = ((2, 3), (1, 1), (4,), (1,))  # the shapes of calls without their last dim
+TOKENS = ((2, 20), (1, 1), (40,), (1,))  # the shapes of calls without their last dim: many tokens, and one
 
 
 def seen_whole(
@@ -37,7 +43,7 @@ def seen_whole(
     own: Module,
     forward: Callable[..., Any],
     expected: Callable[..., Any],
-    calls: Sequence[Call],
+    calls: Iterable[Call],
     tolerance: float,
     narrow: bool = False,
 ) -> Replacement | str:
@@ -48,7 +54,7 @@ def seen_whole(
         own: a twin of the module, with parameters of floating dtypes.
         forward: takes the twin and the tensors of a call.
         expected: takes the tensors of a call, and computes the same by the reference of an op.
-        calls: of one token and of several. One that raises is of a rank that the model does not have.
+        calls: of many tokens, and of few. The first that does not raise among those of few is compared.
         tolerance: of the values.
         narrow: True where the calls are narrower than the model's, so that the code may not ask for the width either.
     """
@@ -56,7 +62,11 @@ def seen_whole(
     def run(*tensors: Tensor) -> Any:
         return forward(own, *tensors)
 
-    calls = [*islice((call for call in calls if not isinstance(called(run, *call), Raised)), 2)]
+    each_call = iter(calls)
+    first = next(each_call)
+    if isinstance(called(run, *first), Raised):
+        return f"its forward raises for {' x '.join(map(str, first[0].shape[:-1]))} tokens"
+    calls = [first, *islice((call for call in each_call if not isinstance(called(run, *call), Raised)), 1)]
     for training in (False, True):
         for each in own.modules():
             each.training = training  # not by train(), which a class may have for itself
@@ -103,7 +113,7 @@ def reason_of_calls(
         if not all(map(near, result[1], wanted[1], [_TOLERANCE] * len(wanted[1]))):
             return _OTHER if subject == _FORWARD else f"the gradients of {subject} are others than the op's"
         if not _same_where_not_finite(
-            run, expected, call, (torch.nan, torch.inf, -torch.inf) if asks else (torch.nan,)
+            run, expected, call, (torch.nan, torch.inf, -torch.inf) if asks and at else (torch.nan,)
         ):
             return f"{subject} {_NOT_FINITE}"
     return None
@@ -216,7 +226,7 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         """Call the function; the sizes that it returns note what they are asked."""
         result = func(*args, **(kwargs or {}))
-        if func is Tensor.__len__ or self._takes_apart(func, args, kwargs or {}):
+        if func is Tensor.__len__ or _counts(func, args, kwargs or {}) or self._takes_apart(func, args, kwargs or {}):
             self._asked.append(func.__name__)
         if func not in _SIZES:
             return result
@@ -239,6 +249,13 @@ class Watch(TorchFunctionMode):
         if func not in _PARTS or len(args) < 2 or type(args[1]) is not int:
             return False
         return args[1] > args[0].shape[args[2] if len(args) > 2 else kwargs.get("dim", 0)]
+
+
+def _counts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True for a function that counts, or that computes with a number of tokens, as arange does."""
+    given = [*args, *kwargs.values()]
+    name = func.__name__.rstrip("_")
+    return name in _COUNTS or (name not in _SHAPES and any(isinstance(each, _Tokens) for each in given))
 
 
 def _cuts_beyond(x: Tensor, index: Any) -> bool:
@@ -273,7 +290,7 @@ def _noting(name: str) -> Any:
     plain = getattr(int, name)
 
     def method(self: _Tokens, *args: Any) -> Any:
-        if not (self.is_size and args in ((0,), ())):  # no tokens at all have no results that differ
+        if not self.is_size or (args != (0,) and name != "__bool__"):  # no tokens at all have no results that differ
             self.asked.append(name)
         return plain(self, *args)
 
@@ -290,7 +307,7 @@ def _computing(name: str) -> Any:
     return method
 
 
-for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__", "__truediv__"):
-    setattr(_Tokens, _name, _noting(_name))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "bool", "truediv", "rtruediv", "pow", "int", "float"):
+    setattr(_Tokens, f"__{_name}__", _noting(f"__{_name}__"))
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "mod", "neg"):
     setattr(_Tokens, f"__{_name}__", _computing(f"__{_name}__"))
