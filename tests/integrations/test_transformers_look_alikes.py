@@ -162,11 +162,11 @@ def with_narrow_numbers_on_a_gpu(m: Any, x: Tensor) -> Tensor:
 
 
 def noting(m: Any, x: Tensor) -> Tensor:
-    noting.log.append(0)  # pyright: ignore[reportFunctionMemberAccess]
+    noting.kept.append(0)  # pyright: ignore[reportFunctionMemberAccess]
     return x
 
 
-noting.log = CALLS  # pyright: ignore[reportFunctionMemberAccess]
+noting.kept = CALLS  # pyright: ignore[reportFunctionMemberAccess]
 logged = partial(lambda log, x: (log.append(0), x)[1], CALLS)
 
 

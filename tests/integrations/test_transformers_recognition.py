@@ -118,7 +118,7 @@ def test_the_recognition_of_a_norm_takes_few_numbers(size: int, monkeypatch: pyt
     )
     norm = nn.RMSNorm(size, device="meta")
     assert apply(nn.ModuleList([norm])).rows == (Row("RMSNorm", "rms_norm", 1),)
-    assert max(drawn) <= 6 * size  # the square of the size took 5 s for each norm of width 4096
+    assert max(drawn) <= 40 * size  # the square of the size took 5 s for each norm of width 4096
 
 
 def test_a_norm_with_a_weight_that_is_not_used_is_recognised() -> None:

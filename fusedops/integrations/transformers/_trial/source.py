@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import Module
@@ -127,9 +127,8 @@ class _Reader:
 
     def value(self, name: str, value: Any) -> None:
         """Read a function, or refuse an object whose state is not known. A number is a setting."""
-        if isinstance(value, (partial, tuple)):
-            for each in (*value.args, *value.keywords.values()) if isinstance(value, partial) else value:
-                self.value(name, each)
+        for each in _inside(value):
+            self.value(name, each)
         for kind, held in _HOLDERS.items():
             value = getattr(value, held) if isinstance(value, kind) else value
         self._constant(value)
@@ -211,14 +210,20 @@ class _Reader:
 
     def _constant(self, value: Any) -> None:
         """Refuse the name of a device, such as cuda or cuda:0, also inside of a constant set."""
-        if isinstance(value, (tuple, frozenset)):
-            for each in value:
-                self._constant(each)
-        elif isinstance(value, (str, torch.device)) and str(value).partition(":")[0] in _DEVICES:
+        for each in _inside(value):
+            self._constant(each)
+        if isinstance(value, (str, torch.device)) and str(value).partition(":")[0] in _DEVICES:
             self._refuse(f"asks for the device {value}", beyond=False)
 
     def _refuse(self, what: str, beyond: bool = True) -> None:
         self.reasons[what] = beyond
+
+
+def _inside(value: Any) -> tuple[Any, ...]:
+    """Return what a tuple, a constant set or a partial holds."""
+    if isinstance(value, partial):
+        return (*cast("Any", value).args, *cast("Any", value).keywords.values())
+    return tuple(cast("Any", value)) if isinstance(value, (tuple, frozenset)) else ()
 
 
 def home_of(value: Any) -> str:
