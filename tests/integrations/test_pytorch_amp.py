@@ -30,6 +30,7 @@ WITH_MATMULS = (
     "attention",
     "experts",
     "grouped_matmul",
+    "linear",
     "linear_cross_entropy",
     "linear_log_probs",
     "quantized_linear",
