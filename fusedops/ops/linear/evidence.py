@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -39,8 +40,8 @@ def _sample(batch: int, length: int) -> Mapping[str, Any]:
     return {"x": (batch, length, 48), "weight": (6, 48), "bias": (6,), "activation": "silu"}
 
 
-def _token_rows(count: int) -> Mapping[str, Any]:
-    return _linear(count, 1100, 137, bias=(137,), activation="gelu")
+def _token_rows(columns: int, count: int) -> Mapping[str, Any]:
+    return _linear(count, columns, 29, bias=(29,), activation="gelu")
 
 
 LINEAR = Evidence(
@@ -62,7 +63,7 @@ LINEAR = Evidence(
     sample=_sample,
     large=[Case("bert_up_8x128", _linear(1024, 768, 3072, bias=(3072,), activation="gelu"), "BERT base")],
     sweep=lambda rows, width: _linear(rows, width, 4096),
-    rows=[Rows("tokens", _token_rows, {"x": 0, "y": 0})],
+    rows=[Rows(f"tokens of {columns}", partial(_token_rows, columns), {"x": 0, "y": 0}) for columns in (31, 1100)],
     peers="""
 | peer | activation in the same pass | keeps a copy of the weight | backward | CPU |
 |---|---|---|---|---|
