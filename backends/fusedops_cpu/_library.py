@@ -21,6 +21,11 @@ from fusedops_cpu._struct_call import LibraryFunction, library_function
 from fusedops_cpu._structs import kinds_of_functions, number_of_header
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+#: As ``src/api.h`` has them.
+ACTIVATION_CODES = {
+    **{"swiglu": 0, "geglu_tanh": 1, "geglu": 2},
+    **{"silu": 3, "gelu_tanh": 4, "gelu": 5, "relu": 6, "relu2": 7},
+}
 
 MAX_DIMS = 16  # of a masked softmax
 
@@ -46,7 +51,8 @@ class Library:
             raise OSError(f"{path.name} was compiled with another src/api.h than the one beside it")
         kinds = kinds_of_functions(header)
         self.multiplies_bfloat16 = bool(loaded.fusedops_multiplies_bfloat16())
-        self.is_amd = bool(loaded.fusedops_is_amd())
+        # measured on AMD's processors alone
+        self.is_ahead_of_mkl = bool(loaded.fusedops_is_amd()) and torch.backends.mkl.is_available()
 
         def function(name: str, after: int = 0) -> LibraryFunction:
             return library_function(getattr(loaded, f"fusedops_{name}"), kinds[name] + b"q" * after, failure)

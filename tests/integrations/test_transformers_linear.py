@@ -23,8 +23,7 @@ def _everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     linear = pytest.importorskip("fusedops_cpu.linear.linear")
     if any(info.name == "cpu" and info.state == "unavailable" for info in fusedops.backends()):
         pytest.skip("the library is not compiled")
-    monkeypatch.setattr(linear.torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(linear.library(), "is_amd", True)
+    monkeypatch.setattr(linear.library(), "is_ahead_of_mkl", True)
 
 
 def model_of(bias: bool = True) -> Module:

@@ -10,14 +10,9 @@ from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import GATED
 from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype
-from fusedops_cpu._library import DTYPE_CODES, dense, library
+from fusedops_cpu._library import ACTIVATION_CODES, DTYPE_CODES, dense, library
 from fusedops_cpu._struct_call import LibraryCall
 
-#: The codes of the activations, as ``src/api.h`` has them.
-_CODES = {
-    **{"swiglu": 0, "geglu_tanh": 1, "geglu": 2},
-    **{"silu": 3, "gelu_tanh": 4, "gelu": 5, "relu": 6, "relu2": 7},
-}
 _TENSORS = ("x", "weights", "up", "down", "up_bias", "down_bias")
 
 
@@ -78,4 +73,4 @@ def _options(
     if activation not in GATED:
         limit, alpha, offset = None, 1.0, 0.0
     bound = float("nan") if limit is None else limit
-    return (_CODES[activation], interleaved, transposed, bound, alpha, offset)
+    return (ACTIVATION_CODES[activation], interleaved, transposed, bound, alpha, offset)

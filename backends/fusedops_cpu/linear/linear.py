@@ -12,11 +12,11 @@ from fusedops import ops
 from fusedops.constraints import Arguments, Boundary, Constraint, Dim, DType, Reason, ReasonCode, constant
 from fusedops.ops.linear.linear import act_of
 from fusedops_cpu._calls import library_kernel, results_of
-from fusedops_cpu._library import dense, library
+from fusedops_cpu._library import ACTIVATION_CODES, dense, library
 from fusedops_cpu._struct_call import LibraryCall
-from fusedops_cpu.losses._linear_logits import multiply
+from fusedops_cpu.linear.products import multiply
 
-_CODES = {None: -1, "silu": 3, "gelu_tanh": 4, "gelu": 5, "relu": 6, "relu2": 7}  # as src/api.h has them
+_NO_ACTIVATION = -1
 
 
 class _SlowInTorch(Constraint):
@@ -46,7 +46,7 @@ class _SlowInTorch(Constraint):
 
 
 def _is_slow_in_torch(tensor: Any) -> bool:
-    return getattr(tensor, "capability", None) is None and library().is_amd and torch.backends.mkl.is_available()
+    return getattr(tensor, "capability", None) is None and library().is_ahead_of_mkl
 
 
 # with smaller weights, torch's products may take 0.6 of the time
@@ -71,7 +71,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
     bias = bias if bias is None else dense(bias)
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
     sizes = (x.shape[:-1].numel(), *weight.shape, weight.stride(0))
-    return LibraryCall(library().linear_forward, (x, weight, bias, y, *sizes, _CODES[activation]), y)
+    code = _NO_ACTIVATION if activation is None else ACTIVATION_CODES[activation]
+    return LibraryCall(library().linear_forward, (x, weight, bias, y, *sizes, code), y)
 
 
 @library_kernel(

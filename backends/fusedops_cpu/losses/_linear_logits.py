@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fusedops.dtypes import no_autocast
 from fusedops.ops.losses.formulas import Gradients, Wanted, rows_of_chunk
-from fusedops_cpu._calls import results_of
 from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import Field, LibraryCall
+from fusedops_cpu._struct_call import Field
+from fusedops_cpu.linear.products import multiply
 
 # Rows of a chunk, at least. Each chunk packs the whole weight, and reads and writes its whole gradient: the products of
 # rows of 512 and 32,000 classes took 1.01 times the time in chunks of 192 as in chunks of 256 (AMD EPYC, 2 threads);
@@ -109,15 +109,3 @@ def through_chunks(
     if dweight is not None and n_rows == 0:
         dweight.zero_()
     return Gradients(dx, dweight, dbias)
-
-
-def multiply(a: Tensor, b: Tensor, out: Tensor, in_bfloat16: bool, adds: bool = False) -> None:
-    """Write ``a @ b.T`` into ``out``, float32 and contiguous, or add it; a and b have a dim of stride 1."""
-    fields = (a, b, out, *out.shape, a.shape[1], *_operand(a), *_operand(b), adds, in_bfloat16)
-    results_of(LibraryCall(library().linear_product, fields, out))
-
-
-def _operand(matrix: Tensor) -> tuple[int, int, bool]:
-    """Return the code of the dtype, the larger stride, and True where a row is contiguous."""
-    by_rows = matrix.stride(1) == 1
-    return DTYPE_CODES[matrix.dtype], matrix.stride(0 if by_rows else 1), by_rows

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence, Rows, tolerances
 from fusedops._contract.rounding import error_bound_of
-from fusedops.ops.linear.linear import ACTIVATIONS, act_of, backward, reference
+from fusedops.ops.experts.formulas import PLAIN
+from fusedops.ops.linear.linear import act_of, backward, reference
 
 _TOLERANCE = tolerances((5e-7, 5e-6), (1e-14, 1e-13))
 
@@ -50,7 +51,7 @@ LINEAR = Evidence(
         Case("every_option", _linear(5, 70, 7, bias=(7,), activation="gelu_tanh")),
         Case("long_rows", _linear(6, 1100, 37, bias=(37,))),
         Case("one_row", _linear(1, 70, 5)),
-        *(Case(f"each_{name}", _linear(7, 35, 21, bias=(21,), activation=name)) for name in ACTIVATIONS),
+        *(Case(f"each_{name}", _linear(7, 35, 21, bias=(21,), activation=name)) for name in PLAIN),
         Case("many_rows", _linear(203, 65, 131, bias=(131,)), "more rows than one block of a kernel"),
         Case("bert_up", _linear(128, 768, 3072, bias=(3072,), activation="gelu"), "BERT base, one sentence"),
     ],

@@ -11,9 +11,7 @@ from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.constraints import Floating, OneOf, Rank, SameDevice, SameSize
 from fusedops.dtypes import compute_dtype, no_autocast
-from fusedops.ops.experts.formulas import Activation
-
-ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "relu2")
+from fusedops.ops.experts.formulas import PLAIN, Activation
 
 
 def linear(
@@ -114,7 +112,7 @@ OP = Op(
         SameDevice("bias", "x"),
         Rank("bias", 1),
         SameSize("bias", 0, "weight", 0),
-        OneOf("activation", *ACTIVATIONS, or_none=True),
+        OneOf("activation", *PLAIN, or_none=True),
     ],
     reference=reference,
     backward=backward,

@@ -10,6 +10,7 @@ from eager_memory import peak
 from torch import Tensor
 
 import fusedops
+from fusedops_cpu.linear.products import multiply
 from fusedops_cpu.losses import _linear_logits
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
@@ -45,7 +46,7 @@ def test_products_of_bfloat16_and_of_float32(narrow: bool, reduction: str, monke
 def multiplied(a: Tensor, b: Tensor, narrow: bool) -> Tensor:
     """Return ``a @ b.T`` in float32."""
     out = torch.empty(a.shape[0], b.shape[0])
-    _linear_logits.multiply(a, b, out, narrow)
+    multiply(a, b, out, narrow)
     return out
 
 
@@ -78,7 +79,7 @@ def test_products_of_bfloat16_have_sums_in_float32(rows: int, terms: int) -> Non
         results = []
         for of_a, of_b in product((a, a.t().contiguous().t()), (b, b.t().contiguous().t())):
             out = torch.ones(rows, columns)
-            _linear_logits.multiply(of_a, of_b, out, True, adds=True)
+            multiply(of_a, of_b, out, True, adds=True)
             results.append(out)
         assert all(torch.equal(each, results[0]) for each in results)
         assert bool(((results[0] - 1 - wanted).abs() <= 2e-6 * (size + 1)).all())

@@ -240,7 +240,8 @@ FUSEDOPS_EXPORT int64_t fusedops_is_amd() {
 }
 
 FUSEDOPS_EXPORT int fusedops_linear_forward(const LinearForward* call) {
-  if (call->rows < 0 || call->columns < 0 || call->terms < 0 || call->activation > SQUARED_RELU) return INVALID;
+  if (call->rows < 0 || call->columns < 0 || call->terms < 0) return INVALID;
+  if (call->activation >= 0 && (call->activation < SILU || call->activation > SQUARED_RELU)) return INVALID;
   if (!call->rows || !call->columns) return OK;
   if (!call->y || (call->terms && (!call->x || !call->weight))) return INVALID;
   use_huge_pages(call->y, call->rows * call->columns, FLOAT32);

@@ -194,7 +194,8 @@ def _implementation(root: Any, modules: list[Module], own: set[str]) -> str:
         return "its config has output_attentions"
     if "eager" in implementations and any(_ALWAYS in names_in(each) for each in {*map(type, root.modules())}):
         return f"it always returns {_ALWAYS}, which eager computes"
-    for reason in filter(None, map(left_out, modules if "sdpa" in implementations else ())):
+    reason = next(filter(None, map(left_out, modules if "sdpa" in implementations else ())), None)
+    if reason is not None:
         return reason
     beyond = any(keywords_of(module) & {"softcap", "position_bias"} for module in modules)
     beyond = beyond or ("eager" in implementations and any(map(has_hooks, modules)))

@@ -172,9 +172,8 @@ class _Call:
         def expected(*tensors: Tensor) -> Any:
             return _replaced(settings, own(self._router, *tensors)[2], self._router, *tensors)
 
-        self._x[..., self._x.shape[-2] // 2 :, :] = self._x[
-            ..., :1, :
-        ]  # the same experts for many tokens: more than a capacity
+        # the same experts for many tokens: more than a capacity
+        self._x[..., self._x.shape[-2] // 2 :, :] = self._x[..., :1, :]
         given = [self._x] if self._argument is None else [self._x, self._argument]
         one = [self._x[..., :1, :], *given[1:]]
         return seen_whole(settings, self._router, own, expected, [given, one], _TOLERANCE)

@@ -65,7 +65,10 @@ def key_of(module: Module) -> Any:
         parts += (name, own_class(each), *(bool(vars(each)[hooks]) for hooks in _HOOKS))
         for held in ("_parameters", "_buffers"):
             tensors = cast("dict[str, Tensor | None]", vars(each)[held])
-            parts += ((key, None if value is None else (value.shape, value.dtype)) for key, value in tensors.items())
+            parts += (
+                (key, None if value is None else (value.shape, value.dtype, value.device))
+                for key, value in tensors.items()
+            )
         for attribute, value in vars(each).items():
             if attribute not in _OF_MODULES:
                 parts += (attribute, type(value), value if type(value) in _PLAIN else id(value))
