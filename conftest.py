@@ -11,6 +11,7 @@ import gc
 import os
 import pathlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -45,9 +46,28 @@ def pytest_collection_finish() -> None:
 
     With Python's threshold, 700 objects, it takes 7% of the time of tests that compile, and 4% of the kit's.
     """
-    gc.freeze()
+    _freeze()
     gc.set_threshold(10_000)
     gc.enable()
+
+
+_modules = 0  # that were imported at the last freeze
+
+
+def _freeze() -> None:
+    global _modules
+    _modules = len(sys.modules)
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[Any]:
+    """Leave out what a test has imported too: with torch.compile's modules each collection takes as long again."""
+    result = yield
+    if len(sys.modules) > _modules + 100:
+        gc.collect()
+        _freeze()
+    return result
 
 
 # ------------------------------------------------------------------------------------------------------- the summary

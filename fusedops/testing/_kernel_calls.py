@@ -44,6 +44,7 @@ class KernelCalls:
     def __init__(self, backend: str, op: Op, device: str, elements: int, *, brief: bool = False) -> None:
         record = registry.find(backend)
         assert record is not None
+        record.probe()  # what the backend prepares after it is what the checks call
         self.backend = backend
         self.op = op
         self.device = device

@@ -23,14 +23,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 ranks.load()
-RUNS = {(2, False): (), (2, True): pytest.mark.slow, (4, False): pytest.mark.slow}  # by world, and compiled or not
+RUNS = ((2, False), (2, True), (4, False))  # each world, and compiled or not
 OPS = list(testing.OPS)
 
 
 def checks(wanted: Callable[[str], bool]) -> pytest.MarkDecorator:
     """Parametrize ``name`` and ``world`` by the checks of each run, without the ops' names."""
     names = {run: sorted({name.partition(" ")[0] for name in ranks.checks_of(*run) if wanted(name)}) for run in RUNS}
-    rows = [pytest.param(name, run[0], marks=RUNS[run]) for run in RUNS for name in names[run]]
+    rows = [pytest.param(name, run[0], marks=pytest.mark.slow) for run in RUNS for name in names[run]]
     return pytest.mark.parametrize(("name", "world"), rows)
 
 

@@ -206,6 +206,7 @@ def test_use_inside_compiled_code_is_obeyed_at_the_price_of_a_graph_break() -> N
         torch.compile(inside, backend="aot_eager", fullgraph=True)(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["jvp", "vmap"])
 def test_transforms_inside_compiled_code(transform: str) -> None:
     runs, xs = [], []
@@ -231,6 +232,7 @@ def tangent(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
     return torch.func.jvp(function, (x,), (x + 1,))[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [public, registered], ids=["fusedops", "torch.ops"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 def test_compiled_autograd(way: Callable[[str], Callable[..., Tensor]]) -> None:
@@ -295,6 +297,7 @@ def test_compiled_ahead_of_time(op: str, compiled_ahead: Outcome) -> None:
     close([each[op] for each in compiled_ahead.results], [each[op] for each in compiled_ahead.expected])
 
 
+@pytest.mark.slow
 @training
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_sizes_that_depend_on_data(training: bool) -> None:

@@ -41,6 +41,7 @@ def llama(**changes: Any) -> Any:
     return transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager")
 
 
+@pytest.mark.slow
 def test_a_graph_break_in_the_attention_of_two_layers() -> None:
     model = llama().eval()
     with torch.no_grad():
@@ -153,6 +154,7 @@ def test_compiled_training_with_attention_dropout() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_replaced_and_a_plain_model_compile_in_one_process() -> None:
     for replaced in (False, True, False):
         model = llama(num_hidden_layers=1).eval()

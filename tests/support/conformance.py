@@ -9,20 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+from any_size import cpu_of_any_size
 from ascend import ascend
 from flash_attn_standin import flash_attn
 from loopback import loopback
 from sdpa_standin import sdpa_on_cuda
 
 import fusedops
+import fusedops_cpu
 from fusedops import testing
+from fusedops.testing._new_memory import filled_memory
 
 # triton by its interpreter, which takes a second for 10^5 elements; npu on the stand-in device, flash_attn on the
 # stand-in for its package, and the kernels of sdpa for CUDA on the one for torch's functions
+# cpu's kernels that leave small calls, and some processors, to torch: without these constraints for speed
 BACKENDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "eager": nullcontext,
     "cpu": nullcontext,
     "sdpa": nullcontext,
+    "cpu_of_any_size": cpu_of_any_size,
     "zentorch": nullcontext,  # no check where it is not installed
     "triton": nullcontext,
     "npu": ascend,
@@ -33,6 +38,7 @@ BACKENDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 ELEMENTS = {
     "eager": 2**13,
     "cpu": 2**13,
+    "cpu_of_any_size": 2**13,
     "sdpa": 2**13,
     "zentorch": 2**13,
     "triton": 2**11,
@@ -47,17 +53,21 @@ BRIEF = ("sdpa", "npu", "flash_attn_on_cpu", "sdpa_cuda_on_cpu", "loopback")
 # With every backend: eager's values do not depend on the dtype, in which torch rounds; those of triton, which has every
 # dtype of every size in "calls" too, are those of float32. What a call leaves behind, in a buffer or in the process,
 # depends on what the call is, and not on two of its values.
+CPU = ("cpu", "cpu_of_any_size")
 BRIEF_CHECKS = {
     "float64": ("eager", "triton"),
     "sizes": ("triton",),
-    "memory": ("eager", "cpu", "triton"),
-    "history": ("eager", "cpu"),
-    "written": ("eager", "triton"),
+    "memory": ("eager", *CPU, "triton"),
+    "history": ("eager", *CPU),
+    "written": ("eager",),
 }
 # And not made with a backend of that list: no kernel there is cut into blocks, so that sizes beside 64 and 128 are as
 # others; and the registered op, by which graphs are made and which the other backends show, calls any kernel alike. The
 # stand-in device fills new memory in every check.
 NOT_BRIEF = ("sizes", "fake", "opcheck", "compile", "written")
+
+
+FOR_SPEED = {kernel.op for kernel in fusedops_cpu.fusedops_backend().kernels if kernel.for_speed}
 
 
 # What the ops' own references are checked for: results. The other checks are about what a kernel keeps from call to
@@ -86,6 +96,11 @@ COMPILED = ("add_rms_norm", "attention")
 # launch keeps from call to call, its layout, "calls" compares with float64 in any order.
 # And for "rows", which is many calls, test_rows_check.py has fewer of them.
 NOT_INTERPRETED = ("determinism", "history", "rows")
+# What a launch keeps for the next one, of any thread, all kernels of triton keep in one class: so with one and with
+# several launches a call. The sizes around those of linear_attention's chunks are in test_triton_linear_attention.py.
+THREADED = ("cross_entropy", "experts", "rms_norm")
+# With these backends "calls" and "sizes" fill new memory, which is what "written" repeats them for.
+FILLED, WHILE_FILLED = (*CPU, "triton"), ("calls", "sizes")
 # With pytest.mark.slow: the calls of pairwise arguments, in the interpreter, and of large products; of ops with many
 # loads or loops in the interpreter, all but the form and the values of their results.
 OF_PAIRWISE = ("calls", "memory")
@@ -147,7 +162,7 @@ def _is_slow(check: testing.Check) -> bool:
 
 def _is_brief(check: testing.Check) -> bool:
     if check.name == "calls" and check.op in SLOW_OPS:
-        return check.backend != "cpu"
+        return check.backend not in CPU
     if (check.backend, check.name) == ("eager", "calls"):
         return check.op not in IN_BLOCKS
     return check.backend in BRIEF or check.backend in BRIEF_CHECKS.get(check.name, ())
@@ -155,6 +170,10 @@ def _is_brief(check: testing.Check) -> bool:
 
 def _can_fail(check: testing.Check) -> bool:
     """Return True for a check that may find what no other check of the backends finds."""
+    if check.backend in CPU and (check.op in FOR_SPEED) == (check.backend == "cpu") and check.name != "constraints":
+        return False
+    if check.backend == "cpu_of_any_size" and check.op not in FOR_SPEED:
+        return False
     if check.name == "inputs" and check.backend != "sdpa" and check.backend in BRIEF:  # a stand-in notes its calls
         return False
     if check.backend == "loopback":
@@ -165,6 +184,12 @@ def _can_fail(check: testing.Check) -> bool:
         return check.op in IN_BLOCKS
     if check.name == "compile":
         return check.op in COMPILED
+    if check.name == "written":
+        return check.backend not in FILLED and check.op in IN_BLOCKS
+    if check.backend == "triton" and check.name == "threads":
+        return check.op in THREADED
+    if (check.backend, check.op, check.name) == ("triton", "linear_attention", "sizes"):
+        return False
     return check.backend != "triton" or check.name not in NOT_INTERPRETED
 
 
@@ -173,12 +198,17 @@ def passes(*checks: testing.Check) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        results = [check.run() for check in checks]
+        results = list(map(_result, checks))
     finally:
         torch.set_num_threads(before)
     failed = [str(result) for result in results if result.failures]
     assert not failed, "\n\n".join(failed)
     assert not [result.check.id for result in results if not result.cases and not _has_no_case(result.check)]
+
+
+def _result(check: testing.Check) -> testing.Result:
+    with filled_memory() if check.backend in FILLED and check.name in WHILE_FILLED else nullcontext():
+        return check.run()
 
 
 def _has_no_case(check: testing.Check) -> bool:
@@ -188,7 +218,8 @@ def _has_no_case(check: testing.Check) -> bool:
     # take no mask, and zentorch's delta rule no tensor without elements
     none = {
         ("npu", "dtypes"),
-        ("cpu", "dtypes"),
+        *((backend, "dtypes") for backend in CPU),
+        ("linear", "constraints"),  # on a processor on which cpu leaves it to torch
         ("npu", "needs"),
         ("linear", "float64"),  # of cpu, which takes float32 alone
         ("attention", "dtypes"),

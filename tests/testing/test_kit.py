@@ -230,6 +230,7 @@ def test_the_kit_as_pytest_tests(tmp_path: pathlib.Path, program: Callable[..., 
     assert "1 failed in " in done.stdout, done.stdout + done.stderr  # the backend is that of the conftest
 
 
+@pytest.mark.slow
 def test_it_runs_without_numpy(tmp_path: pathlib.Path) -> None:
     """As in the environment of ``pip install .``: torch does not require NumPy."""
     (tmp_path / "numpy").mkdir()

@@ -63,6 +63,7 @@ def libraries(path: Path) -> list[str]:
     return [name for name in zipfile.ZipFile(path).namelist() if "libfusedops" in name]
 
 
+@pytest.mark.slow
 def test_no_compiler_gives_a_pure_wheel(tmp_path: Path) -> None:
     required, path = built(tmp_path, hide_zig=True, PATH="", CXX="")
     assert required == "ziglang>=0.14"
@@ -80,6 +81,7 @@ def test_a_pure_wheel_that_was_asked_for_needs_no_compiler_and_has_no_reason(tmp
     assert "fusedops_cpu/no_library.txt" not in zipfile.ZipFile(path).namelist()
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_gives_a_pure_wheel(tmp_path: Path) -> None:
     required, path = built(tmp_path, CXX="false")
     assert required == ""

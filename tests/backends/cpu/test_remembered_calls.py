@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from any_size import of_any_size
 from calls import arguments, inputs
 from torch import Tensor
 
@@ -87,15 +88,10 @@ class Recorder:
         return replace(kernel, function=function, prepare=prepare)
 
 
-def _of_any_size(kernel: fusedops.Kernel) -> fusedops.Kernel:
-    kept = tuple(each for each in kernel.constraints if each not in kernel.for_speed)
-    return replace(kernel, constraints=kept, for_speed=())
-
-
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     made, backend = Recorder(), fusedops_cpu.fusedops_backend()
-    kernels = tuple(made.counted(_of_any_size(kernel)) for kernel in backend.kernels)
+    kernels = tuple(made.counted(of_any_size(kernel)) for kernel in backend.kernels)
     fusedops.register(replace(backend, name="recorder", kernels=kernels))
     yield made
     fusedops.unregister("recorder")

@@ -40,7 +40,7 @@ CHECKS: dict[str, Callable[..., None]] = {}
 COMPILED = (
     "compiled", "a_linear_loss_compiled", "a_drawn_seed_is_one_for_all_compiled", "attention_of_a_sequence_compiled",
 )  # fmt: skip
-#: Checks that have another mesh on four processes than on two, or more ranks, some without elements.
+#: Checks that have two dims of mesh on four processes, or more ranks, some without elements. Others have two processes.
 OF_FOUR = (
     "gpt_spread_over_ranks", "shards_equal_the_whole", "a_shard_drops_what_the_whole_drops",
     "rotary_embedding_of_shards", "attention_of_sharded_heads_and_batches",
@@ -67,10 +67,7 @@ def check(function: Callable[..., None]) -> Callable[..., None]:
 def checks_of(world: int, compiled: bool = False) -> dict[str, Callable[..., None]]:
     """Return the checks that ``world`` processes run, by name. compiled: those of COMPILED, which others leave out."""
     checks = {name: name.partition(" ")[0] for name in CHECKS}
-    if compiled:
-        wanted = COMPILED
-    else:  # the demo's GPT takes long: four processes alone
-        wanted = OF_FOUR if world == 4 else {*checks.values()} - {*COMPILED, "gpt_spread_over_ranks"}
+    wanted = COMPILED if compiled else OF_FOUR if world == 4 else {*checks.values()} - {*COMPILED, *OF_FOUR}
     return {name: CHECKS[name] for name, of in checks.items() if of in wanted}
 
 
