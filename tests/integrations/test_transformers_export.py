@@ -17,7 +17,12 @@ from fusedops.integrations.transformers._loss import recomputed as _recomputed
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 SLOW = ("Llama", "Mistral", "Qwen3", "Qwen3-MoE", "Gemma 2", "GPT-2", "ModernBERT", "ViT", "T5", "BART", "Whisper")
-EACH = [pytest.param("BERT"), *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+WITH_GRADIENTS = ("Qwen3-MoE", "T5")  # and BERT
+EACH = [
+    *(("BERT", gradients) for gradients in (False, True)),
+    *(pytest.param(name, False, marks=pytest.mark.slow) for name in SLOW),
+    *(pytest.param(name, True, marks=pytest.mark.slow) for name in WITH_GRADIENTS),
+]
 SIZES = ((2, 3, 2), (3, 21, 12), (5, 60, 31))  # the batch, the length, the length of what is generated
 
 
@@ -68,8 +73,7 @@ def exported(module: Result, family: Family, strict: bool = False) -> Any:
     return torch.export.export(module, inputs, dynamic_shapes={"inputs": dynamic}, strict=strict)
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize(("name", "gradients"), EACH)
 def test_one_program_serves_every_size(name: str, gradients: bool) -> None:
     module = Result(FAMILIES[name])
     module.model.config.use_cache = False
