@@ -59,7 +59,8 @@ GROUPS = (
         "Inspect",
         "Which backend serves a call, and why: :doc:`inspecting <../inspecting>`.",
         (
-            "explain", "TensorSpec", "Decision", "backends", "BackendInfo", "stats", "reset_stats", "Stats", "Event",
+            "explain", "TensorSpec", "Decision", "plan", "Plan", "DeviceSpec", "backends", "BackendInfo", "stats",
+            "reset_stats", "Stats", "Event",
         ),
     ),
     Group(

@@ -16,6 +16,7 @@ from fusedops import quantization as quantization
 from fusedops._contract.backend import API_VERSION as API_VERSION
 from fusedops._contract.backend import Backend as Backend
 from fusedops._contract.backend import Unavailable as Unavailable
+from fusedops._contract.device_spec import DeviceSpec as DeviceSpec
 from fusedops._contract.kernel import Adaptation as Adaptation
 from fusedops._contract.kernel import Deviation as Deviation
 from fusedops._contract.kernel import Kernel as Kernel
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from fusedops._dispatch.selection.stats import reset_stats as reset_stats
     from fusedops._dispatch.selection.stats import stats as stats
     from fusedops._explain import explain as explain
+    from fusedops._plan.plan import plan as plan
+    from fusedops._plan.report import Plan as Plan
     from fusedops._plugins.hookspecs import hookimpl as hookimpl
     from fusedops._plugins.registration import BackendInfo as BackendInfo
     from fusedops._plugins.registration import backends as backends
@@ -89,6 +92,7 @@ _LAZY = {
     "Evidence": "_contract.evidence",
     "MakeViewlessTensor": "viewless",
     "Mismatch": "_report.mismatch",
+    "Plan": "_plan.report",
     "Rows": "_contract.evidence",
     "Stats": "_report.event",
     "Tolerance": "_contract.evidence",
@@ -105,6 +109,7 @@ _LAZY = {
     "make_viewless_tensor": "viewless",
     "nn": "nn",
     "philox": "philox",
+    "plan": "_plan.plan",
     "register": "_plugins.registration",
     "reset_stats": "_dispatch.selection.stats",
     "safely_set_viewless_tensor_data": "viewless",

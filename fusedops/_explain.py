@@ -52,7 +52,7 @@ def explain(op: str | Callable[..., Any], /, *args: Any, backend: str | None = N
     active = active_policy() if backend is None else active_policy().with_argument(backend)
     kind = first.device_type
     assumed = (
-        "" if _is_here(kind) else f"a machine with {kind} and the backends for it installed; this one has no {kind}"
+        "" if is_here(kind) else f"a machine with {kind} and the backends for it installed; this one has no {kind}"
     )
     decision = decide(make_plan(contract, active, kind, assume=bool(assumed)), given, assumed)
     selected = registry.find(decision.backend) if assumed and decision.backend else None
@@ -74,7 +74,7 @@ def find_op(op: object, caller: str) -> Op:
     return registry.ops[name]
 
 
-def _is_here(device_type: str) -> bool:
+def is_here(device_type: str) -> bool:
     """Return True where this machine has a device of that type. Imports no vendor's library."""
     if device_type in ("cpu", "meta"):
         return True

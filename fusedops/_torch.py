@@ -246,3 +246,12 @@ def tree_map_only(kind: type[Any], function: Callable[[Any], Any], values: Any) 
     from torch.utils import _pytree
 
     return _pytree.tree_map_only(kind, function, values)
+
+
+#: ``__torch_function__`` of a subclass whose calls go to its ``__torch_dispatch__`` alone.
+disabled_torch_function: Any = _c._disabled_torch_function_impl
+
+
+def share_storage(view: Tensor, base: Tensor) -> None:
+    """Give a wrapper, which has no memory, the storage of another: torch then takes it for a view of that one."""
+    _torch._functionalize_unsafe_set(view, base)

@@ -23,6 +23,23 @@ _FAMILIES = (
     softmax,
 )
 
+_GIB = 2**30
+_CHIPS = (
+    fusedops.DeviceSpec("npu", "Ascend A2", memory=64 * _GIB),
+    fusedops.DeviceSpec("npu", "Ascend A3", memory=64 * _GIB),
+    # op-plugin 517f2e7d: 34 of the pages of its 162 functions name this chip; of the functions of these kernels, those
+    # below. A page without the name need not mean that the function does not run.
+    fusedops.DeviceSpec(
+        "npu",
+        "Ascend 950",
+        documented=(
+            "torch_npu.npu_cross_entropy_loss",
+            "torch_npu.npu_fusion_attention",
+            "torch_npu.npu_scaled_masked_softmax",
+        ),
+    ),
+)
+
 
 def _probe() -> fusedops.Unavailable | None:
     # find_spec is not enough: without CANN, or with a CUDA build of torch, the import itself raises. So import it and
@@ -96,4 +113,5 @@ def fusedops_backend() -> fusedops.Backend:
         needs="torch_npu, CANN and an Ascend device",
         packages=("torch-npu",),
         tools=("npu-smi",),
+        chips=_CHIPS,
     )

@@ -11,6 +11,14 @@ from typing import Any
 import fusedops
 from fusedops_triton.kernels import KERNELS
 
+_GIB = 2**30
+_CHIPS = (
+    fusedops.DeviceSpec("cuda", "NVIDIA A100", (8, 0), 80 * _GIB),
+    fusedops.DeviceSpec("cuda", "NVIDIA H100", (9, 0), 80 * _GIB),
+    fusedops.DeviceSpec("cuda", "NVIDIA H200", (9, 0), 141 * _GIB),
+    fusedops.DeviceSpec("cuda", "NVIDIA B200", (10, 0), 180 * _GIB),
+)
+
 
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -60,4 +68,5 @@ def fusedops_backend() -> fusedops.Backend:
         needs="triton and an NVIDIA or AMD GPU",
         packages=("triton",),
         tools=("nvidia-smi", "rocm-smi"),
+        chips=_CHIPS,
     )

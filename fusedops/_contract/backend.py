@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fusedops._contract.device_spec import DeviceSpec
 from fusedops._contract.kernel import Kernel
 
 # The version of what a plugin is written against: Backend, kernel, the constraints, and the signatures of the ops and
@@ -54,6 +55,7 @@ class Backend:
         optional: True where a refusal is ordinary, as with a faster variant of another backend. Unless a policy names
             the backend, its refusals do not count as fallbacks: they are not reported, ``fallback="raise"`` goes on to
             the next backend, and ``explain``, ``stats`` and ``fusedops doctor`` show them.
+        chips: devices that ``fusedops.plan`` and ``fusedops plan`` know by name.
         fusedops_api: the ``fusedops.API_VERSION`` that the plugin is written for; with another the backend is refused.
             0: any.
 
@@ -73,6 +75,7 @@ class Backend:
     tools: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     optional: bool = False
+    chips: tuple[DeviceSpec, ...] = ()
     fusedops_api: int = 0
 
     def serves(self, device_type: str) -> bool:

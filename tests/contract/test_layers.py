@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module 
         "__init__",
         "_bind",
         "_explain",
+        "_plan",
         "_verify",
         "_warm_up",
         "compat",

@@ -18,15 +18,15 @@ pytestmark = pytest.mark.usefixtures("no_compiled_backend")
 
 LAZY = ("compat", "constraints", "integrations", "losses", "nn", "philox", "tensor_cache", "testing", "viewless")
 EXPECTED = {
-    "API_VERSION", "Adaptation", "Backend", "BackendInfo", "Case", "Decision", "Deviation", "Event", "Evidence",
-    "FallbackWarning", "FusedOpsError", "FusedOpsWarning", "InvalidInputError", "Kernel", "MakeViewlessTensor",
-    "Mismatch", "MismatchError", "NoBackendError", "Op", "Output", "Padding", "PluginError", "Policy", "PolicyError",
-    "Rows", "Saved", "Shard", "Sharding", "Stats", "TensorSpec", "Tolerance", "Unavailable", "Verification",
-    "assert_viewless_tensor", "backends", "bind", "call", "checkpoint_contexts", "compat", "constraints", "dtypes",
-    "errors", "explain", "get_policy", "hookimpl", "integrations", "kernel", "kernels_of", "losses",
-    "make_viewless_tensor", "masks", "nn", "ops", "philox", "quantization", "register", "reset_stats",
-    "safely_set_viewless_tensor_data",
-    "set_policy", "stats", "tensor_cache", "testing", "unregister", "use", "verify", "viewless", "warm_up",
+    "API_VERSION", "Adaptation", "Backend", "BackendInfo", "Case", "Decision", "Deviation", "DeviceSpec", "Event",
+    "Evidence", "FallbackWarning", "FusedOpsError", "FusedOpsWarning", "InvalidInputError", "Kernel",
+    "MakeViewlessTensor", "Mismatch", "MismatchError", "NoBackendError", "Op", "Output", "Padding", "Plan",
+    "PluginError", "Policy", "PolicyError", "Rows", "Saved", "Shard", "Sharding", "Stats", "TensorSpec", "Tolerance",
+    "Unavailable", "Verification", "assert_viewless_tensor", "backends", "bind", "call", "checkpoint_contexts",
+    "compat", "constraints", "dtypes", "errors", "explain", "get_policy", "hookimpl", "integrations", "kernel",
+    "kernels_of", "losses", "make_viewless_tensor", "masks", "nn", "ops", "philox", "plan", "quantization",
+    "register", "reset_stats", "safely_set_viewless_tensor_data", "set_policy", "stats", "tensor_cache", "testing",
+    "unregister", "use", "verify", "viewless", "warm_up",
 }  # fmt: skip
 
 

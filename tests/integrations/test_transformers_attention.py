@@ -304,7 +304,7 @@ def test_what_the_op_has_no_parameter_for(options: dict[str, Any], reason: str) 
 
 @pytest.mark.filterwarnings("error::fusedops.FusedOpsWarning")
 def test_dropout_is_torchs_where_its_kernel_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_attention, "_FUSED_DROPOUT", {"cpu"})  # as on a GPU
+    monkeypatch.setattr(_attention, "_takes_dropout", Tensor.is_cpu.__get__)  # as on a GPU
     qkv, results = tensors(), list[Tensor]()
     for function in (attention_forward, sdpa_attention_forward):
         torch.manual_seed(0)

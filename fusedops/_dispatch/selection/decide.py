@@ -26,7 +26,7 @@ def decide(plan: Plan, args: Sequence[Any], assumed: str = "") -> Decision:
         kernel, _ = then.survey(placeholders)
         if kernel is not None:
             backward = kernel.backend
-            after[backward] = _adaptations(kernel, placeholders)
+            after[backward] = adaptations_of(kernel, placeholders)
     candidates: list[Candidate] = []
     for planned in plan.backends:
         reasons, deviations, adaptations = _about(plan, planned, args)
@@ -66,7 +66,7 @@ def _about(
     deviations = tuple(f"{d.name}: {d.sentence}" for d in planned.kernel.kernel.deviations)
     for kernel in (planned.kernel, planned.padded):
         if kernel is not None and kernel.check(*args) is None:
-            return (), deviations, _adaptations(kernel, args)
+            return (), deviations, adaptations_of(kernel, args)
     bound = dict(zip(plan.parameters, args))
     constraints = planned.kernel.kernel.constraints
     reasons = [reason for constraint in constraints for reason in constraint.reasons(bound)]
@@ -76,7 +76,7 @@ def _about(
     return with_padding_fix(plan.op, planned.kernel.kernel, args, reasons), deviations, ()
 
 
-def _adaptations(kernel: PreparedKernel, args: Sequence[Any]) -> tuple[AppliedAdaptation, ...]:
+def adaptations_of(kernel: PreparedKernel, args: Sequence[Any]) -> tuple[AppliedAdaptation, ...]:
     costs = [(item, item.cost(*args)) for item in kernel.kernel.adaptations]
     return tuple(
         AppliedAdaptation(item.name, kernel.kernel.direction, item.sentence, cost)

@@ -8,10 +8,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from fusedops._contract.constraint import reasons_of
 from fusedops._contract.op import Op
 from fusedops._dispatch.selection.decide import decide
-from fusedops._dispatch.selection.padding import with_padding_fix
 from fusedops._dispatch.selection.plan import Plan, make_plan
 from fusedops._dispatch.selection.stats import forget_first_uses, is_first, publish
 from fusedops._plugins.record import PreparedKernel
@@ -71,14 +69,11 @@ def report_refusals(
     plan: Plan, kernel: PreparedKernel, refused: list[tuple[PreparedKernel, Any]], args: tuple[Any, ...]
 ) -> list[Refusal]:
     """Report that ``kernel`` serves a call that others refused for its arguments, and return the refusals."""
-    bound = dict(zip(plan.parameters, args))
     optional = {planned.backend for planned in plan.backends if planned.optional}
-    refusals: list[Refusal] = []
-    for refusing, constraint in refused:
-        reason = with_padding_fix(plan.op, refusing.kernel, args, reasons_of(constraint, bound)[:1])[0]
-        if refusing.backend not in optional:
-            report(plan, refusing.backend, reason, kernel.backend)
-        refusals.append(Refusal(refusing.backend, constraint.describe(), reason))
+    refusals = plan.refusals(refused, args)
+    for refusal in refusals:
+        if refusal.backend not in optional:
+            report(plan, refusal.backend, refusal.reason, kernel.backend)
     return refusals
 
 

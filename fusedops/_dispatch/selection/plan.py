@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 from torch import Size
 
-from fusedops._contract.constraint import Constraint
+from fusedops._contract.backend import Backend
+from fusedops._contract.constraint import Constraint, reasons_of
 from fusedops._contract.op import Op
-from fusedops._dispatch.selection.padding import padded_kernel
+from fusedops._dispatch.selection.padding import padded_kernel, with_padding_fix
 from fusedops._dispatch.selection.recent import Recent
 from fusedops._dispatch.selection.stats import counting
 from fusedops._plugins.record import PreparedKernel, Record
@@ -21,6 +22,9 @@ from fusedops._policy.policy import AUTO, Policy
 from fusedops._report.direction import Direction, call_name
 from fusedops._report.event import Refusal
 from fusedops._report.reason import Reason, ReasonCode
+
+#: See make_plan.
+Assumed = bool | frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Plan:
     direction: Direction
     device_type: str
     active: ActivePolicy
-    assume: bool
+    assume: Assumed
     backends: tuple[PlannedBackend, ...]
     kernels: tuple[PreparedKernel, ...] = ()
     first: PreparedKernel | None = None
@@ -125,13 +129,26 @@ class Plan:
 
     def with_count(self, kernel: PreparedKernel, refusals: Sequence[Refusal] = ()) -> PreparedKernel:
         """Return ``kernel`` with a count of its calls, kept by the refusals before it."""
-        absent = [Refusal(planned.backend, why.detail, why) for planned, why in self.passed_over(kernel.backend)]
+        return counting(kernel, (*self.absent(kernel.backend), *refusals), self.device_type, str(self.policy))
+
+    def absent(self, serving: str) -> list[Refusal]:
+        """Return the refusals before ``serving`` of every call, whatever its arguments, that are counted with it."""
+        absent = [Refusal(planned.backend, why.detail, why) for planned, why in self.passed_over(serving)]
         absent += [
             Refusal(planned.backend, planned.refusal.detail, planned.refusal)
-            for planned in self.before(kernel.backend)
+            for planned in self.before(serving)
             if planned.refusal is not None and planned.refusal.code is ReasonCode.ROWS and planned.silent
         ]
-        return counting(kernel, (*absent, *refusals), self.device_type, str(self.policy))
+        return absent
+
+    def refusals(self, refused: Sequence[tuple[PreparedKernel, Constraint]], args: Sequence[Any]) -> list[Refusal]:
+        """Return what :meth:`survey` found refused, with the reasons."""
+        bound = dict(zip(self.parameters, args))
+        refusals: list[Refusal] = []
+        for kernel, constraint in refused:
+            (reason, *_) = with_padding_fix(self.op, kernel.kernel, args, reasons_of(constraint, bound)[:1])
+            refusals.append(Refusal(kernel.backend, constraint.describe(), reason))
+        return refusals
 
 
 def make_plan(
@@ -140,7 +157,7 @@ def make_plan(
     device_type: str,
     direction: Direction = "forward",
     *,
-    assume: bool = False,
+    assume: Assumed = False,
     prefer: str | None = None,
 ) -> Plan:
     """Order the backends for calls of an op on a device type.
@@ -150,7 +167,8 @@ def make_plan(
         active: the policy in effect.
         device_type: of the first argument.
         direction: forward or backward.
-        assume: take the backends of that device type for ready without a probe, for a device that is not here.
+        assume: take the backends of that device type for ready without a probe, for a device that is not here; a set
+            of packages: the optional ones only where it has a package that they build on.
         prefer: for backward, the backend that served forward: it comes first.
     """
     policy = active.policy
@@ -199,7 +217,7 @@ def _without_fallback(backends: list[PlannedBackend], prefer: str | None) -> lis
 
 
 def _planned(
-    record: Record, named: bool, op: Op, device_type: str, direction: Direction, assume: bool
+    record: Record, named: bool, op: Op, device_type: str, direction: Direction, assume: Assumed
 ) -> PlannedBackend:
     backend = record.backend
     if backend is None:
@@ -220,7 +238,18 @@ def _planned(
             ReasonCode.NO_KERNEL, f"kernels for {have}", f"one for {what}", fix, f"has no kernel for {what}"
         )
         return PlannedBackend(record.name, named, None, reason, optional=optional)
-    return PlannedBackend(record.name, named, kernel, None if assume else record.refusal(), optional=optional)
+    refusal = record.refusal() if assume is False else _not_assumed(backend, assume)
+    return PlannedBackend(record.name, named, kernel, refusal, optional=optional)
+
+
+def _not_assumed(backend: Backend, assume: Assumed) -> Reason | None:
+    """Return why a backend is not taken for ready on a device that is not here, or None."""
+    packages = backend.packages
+    if assume is True or not backend.optional or not packages or {*packages} & {"torch", *cast("Any", assume)}:
+        return None
+    names = " or ".join(packages)
+    detail = f"unavailable: the device is assumed to have no {names}"
+    return Reason(ReasonCode.UNAVAILABLE, f"no {names}", backend.needs, f"add {packages[0]} to its packages", detail)
 
 
 def _of_independent_rows(planned: PlannedBackend, op: Op, device_type: str, direction: Direction) -> PlannedBackend:

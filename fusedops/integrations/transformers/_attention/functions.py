@@ -33,7 +33,6 @@ from fusedops.integrations.transformers._attention.sparse import with_chosen_key
 ATTENTION, SOFTMAX = "fusedops", "fusedops_softmax"
 _attributes = object.__getattribute__  # that of a config of transformers takes 0.6 us, its output_attentions 1.3
 _OPTIONS = {*PAGED, "indices", "block_indices", "softcap", "position_bias", "output_attentions"}
-_FUSED_DROPOUT = {"cuda"}  # where torch's fused kernels of attention take a dropout
 _MANY_SCORES = 65_536
 
 
@@ -91,7 +90,7 @@ def attention_forward(
         attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
         reason = _reason_for_softmax(attention_mask, 0.0, options)
     sinks: Tensor | None = kwargs.get("s_aux")
-    if reason is None and sinks is None and dropout > 0 and query.device.type in _FUSED_DROPOUT:
+    if reason is None and sinks is None and dropout > 0 and _takes_dropout(query):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
     if reason is not None or dropout > 0:
         reason = _reason_for_softmax(attention_mask, dropout, {"output_attentions": probabilities, **kwargs})
@@ -197,6 +196,11 @@ def _sum(scores: Tensor, bias: Tensor) -> Tensor:
         return scores + bias
     fits = torch.broadcast_shapes(scores.shape, bias.shape) == scores.shape
     return scores.add_(bias) if fits else scores + bias
+
+
+def _takes_dropout(query: Tensor) -> bool:
+    """Return True where torch's fused kernels of attention take a dropout."""
+    return query.is_cuda
 
 
 def _gives_probabilities(module: Any) -> bool:
