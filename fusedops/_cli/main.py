@@ -18,15 +18,16 @@ from fusedops._cli.output import print_error, print_warning, width
 from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsError, FusedOpsWarning, InvalidInputError, PolicyError
 
-COMMANDS = ("info", "try", "explain", "matrix", "doctor", "check", "bench")
+COMMANDS = ("info", "try", "explain", "plan", "matrix", "doctor", "check", "bench")
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 CLOSED_PIPE = 0  # `fusedops matrix | head`
 EXIT_CODES = """\
 exit codes:
   0    no problem; explain: no fallback
-  1    doctor: a problem; check: a check failed; explain: the call would fall back; bench: nothing was measured
+  1    doctor: a problem; check: a check failed; explain: the call would fall back; plan: a required backend does not
+       serve a call; bench: nothing was measured
   2    the command line, the call that it describes, or a policy is not valid; check: the backend cannot run here;
-       try: no model of transformers
+       try: no model of transformers; plan: the model cannot be planned
   3    explain: no backend serves the call
   130  Ctrl-C; bench prints what it has measured
 
