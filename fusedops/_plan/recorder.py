@@ -112,10 +112,9 @@ class Recorder:
         call = plan.op.name, plan.direction, site, call_text(plan.parameters, given)
         refusals = plan.refusals(refused, decisive)
         if kernel is None:
-            absent = [
-                Refusal(each.backend, each.refusal.detail, each.refusal) for each in plan.backends if each.refusal
-            ]
-            return PlanRow(*call, None, False, 0, 0, (*absent, *refusals))
+            absent = [each for each in plan.backends if each.refusal is not None and not each.silent]
+            never = [Refusal(each.backend, each.refusal.detail, each.refusal) for each in absent if each.refusal]
+            return PlanRow(*call, None, False, 0, 0, (*never, *refusals))
         record = registry.find(kernel.backend)
         is_fused = record is None or record.backend is None or "*" not in record.backend.device_types
         deviations = [f"{each.name}: {each.sentence}" for each in kernel.kernel.deviations]

@@ -52,6 +52,7 @@ class ShapeTensor(Tensor):
 
     on_meta: Tensor
     watcher: Watcher
+    has_no_numbers = True  # for code that takes plain tensors alone: it stands for one
     __torch_function__ = disabled_torch_function
 
     @staticmethod
@@ -72,6 +73,10 @@ class ShapeTensor(Tensor):
     def is_cuda(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """True in a plan for a GPU."""
         return self.watcher.device_type == "cuda"
+
+    def data_ptr(self) -> int:
+        """Return 0: there is no memory."""
+        return 0
 
     def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         return f"ShapeTensor({tuple(self.shape)}, {self.dtype})"

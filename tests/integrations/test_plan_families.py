@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from model_families import FAMILIES, Family
 from torch import Tensor
 
@@ -74,3 +75,20 @@ def test_a_plan_has_the_calls_of_the_run(family: Family) -> None:
         applied.remove()
         assert counted(fusedops.plan(model, inputs, device="cpu").rows) == first
         assert not any(map(replacement_of, model.modules()))
+
+
+def test_a_plan_has_the_calls_of_a_fused_loss_and_of_an_mlp_that_computes_again() -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=128, intermediate_size=2048, num_attention_heads=2, num_hidden_layers=2, vocab_size=64
+    )
+    model = transformers.LlamaForCausalLM(config)
+    apply(model, fused_loss=True)
+    ids = torch.ones(1, 512, dtype=torch.int64)
+    inputs = {"input_ids": ids, "labels": ids}
+    planned = fusedops.plan(model, inputs, device="cpu", train=True)
+    fusedops.reset_stats()
+    run(model, inputs, "training")
+    counts = counted(fusedops.stats().counts)
+    assert counted(planned.rows) == counts
+    forward = {op: calls for (op, direction, *_), calls in counts.items() if direction == "forward"}
+    assert (forward["linear_cross_entropy"], forward["swiglu"]) == (1, 4), "2 layers, and again for backward"
