@@ -44,6 +44,9 @@ def copied(model: Module, watcher: Watcher) -> Module:
             )
         made = without_numbers(tensor.detach(), watcher)
         memo[id(tensor)] = Parameter(made, tensor.requires_grad) if isinstance(tensor, Parameter) else made
+    for module in model.modules():  # what a forward keeps, such as a state, may be in a graph, which has no copy
+        held = [each for each in vars(module).values() if isinstance(each, Tensor)]
+        memo.update((id(each), without_numbers(each.detach(), watcher)) for each in held)
     try:
         made = copy.deepcopy(model, memo)
     except Exception as error:  # any error of a foreign __deepcopy__, or of a state that cannot be copied

@@ -104,7 +104,7 @@ def test_unknown_devices_and_arguments_are_refused() -> None:
         fusedops.plan(nn.Linear(2, 2), torch.zeros(1, 2), device="cpu", generate=True)
 
 
-# -------------------------------------------------------------------------------------------- what a plan leaves as it is
+# ---------------------------------------------------------------------------------------- what a plan leaves as it is
 
 
 def test_a_plan_changes_nothing() -> None:
