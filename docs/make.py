@@ -32,6 +32,7 @@ PARTS = {
     "sources": "sources:block",
     "families": "families:lists_block",
     "accuracy": "families:accuracy_block",
+    "plans": "families:plans_block",
     "speed": "speed:speed",
     "slower": "speed:slower",
     "packed weights": "speed:packed_weights",

@@ -148,5 +148,5 @@ def _class_of(transformers: Any, config: Any) -> Any:
             found = mapping[type(config)]
             return cast("Any", found)[0] if isinstance(found, tuple) else found
     raise InvalidInputError(
-        f"got {type(config).__name__}, expected a config with a model; to fix: set its architectures"
+        f"plan: got {type(config).__name__}, expected a config with a model; to fix: set its architectures"
     )

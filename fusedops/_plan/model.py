@@ -24,7 +24,7 @@ def without_numbers(tensor: Tensor, watcher: Watcher) -> Tensor:
     if not tensor.is_floating_point() and not tensor.is_meta and tensor.numel() <= MOST_KNOWN:
         return tensor.cpu()
     on_meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return ShapeTensor.of(on_meta, watcher)
+    return ShapeTensor.of(on_meta, watcher).requires_grad_(tensor.requires_grad)
 
 
 def copied(model: Module, watcher: Watcher) -> Module:
@@ -133,15 +133,14 @@ def run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, 
     with torch.set_grad_enabled(train):
         outputs = model(*args, **kwargs)
         if train:
-            loss_of(outputs).backward()
-
-
-def loss_of(outputs: Any) -> Tensor:
-    """Return the loss among a model's outputs, else the sum of the floating ones."""
-    loss = getattr(outputs, "loss", None)
-    if isinstance(loss, Tensor):
-        return loss if loss.dim() == 0 else loss.sum()
-    return torch.stack([each.float().sum() for each in _floating(outputs)]).sum()
+            loss = getattr(outputs, "loss", None)
+            parts = [loss] if isinstance(loss, Tensor) else _floating(outputs)
+            if not parts:
+                raise InvalidInputError(
+                    f"plan: got train for a {type(model).__name__} whose outputs have no gradient, expected parameters "
+                    "or inputs that require one; to fix: leave it out"
+                )
+            torch.stack([each.float().sum() for each in parts]).sum().backward()
 
 
 def _floating(values: Any) -> list[Tensor]:

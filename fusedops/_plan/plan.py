@@ -116,7 +116,8 @@ def device_named(name: str) -> DeviceSpec:
         return chips[name.lower()]
     unknown = registry.unknown_device_type(name)
     if unknown:
-        raise InvalidInputError(f"plan: {unknown_name('device', name, [*chips])}")
+        kinds = {kind for backend in backends for kind in backend.device_types} - {"*"}
+        raise InvalidInputError(f"plan: {unknown_name('device', name, [*chips, *kinds])}")
     return DeviceSpec(name)
 
 

@@ -103,8 +103,8 @@ class ShapeTensor(Tensor):
             written: Tensor = args[facts.written]
             if written.is_floating_point():
                 raise InvalidInputError(
-                    f"got {facts.name} into a floating tensor that is no tensor of the plan, expected one that the "
-                    "model makes while it runs; to fix: register it as a buffer of its module"
+                    f"plan: got {facts.name} into a floating tensor that is no tensor of the plan, expected one that "
+                    "the model makes while it runs; to fix: register it as a buffer of its module"
                 )
             watcher.assume(f"{site()}: integers that {facts.name} changes by computed numbers are as before")
             return written

@@ -107,6 +107,11 @@ def test_json_is_as_documented(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         _, text = run(*NPU_CALL, *options, "--json", capsys=capsys)
         names |= keys(json.loads(text))
     assert names == documented("explain")
+    sizes = (
+        "LlamaConfig:num_hidden_layers=1,num_attention_heads=16"  # refused, adapted; products and attention of torch
+    )
+    _, text = run("plan", sizes, "--device", "A2", "--length", "64", "--json", capsys=capsys)
+    assert keys(json.loads(text)) == documented("plan")
     _, text = run("matrix", "--json", capsys=capsys)
     by_op = json.loads(text)
     assert list(by_op) == list(fusedops.ops.OPS)

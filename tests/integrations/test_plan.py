@@ -92,18 +92,6 @@ def test_the_memory_of_a_device_and_the_capability() -> None:
     assert plan.device.capability == (7, 5)
 
 
-def test_unknown_devices_and_arguments_are_refused() -> None:
-    for device, text in (("mps9", "got device 'mps9'"), ("A2 ", "to fix: write 'a2'")):
-        with pytest.raises(InvalidInputError, match=text):
-            fusedops.plan(nn.Linear(2, 2), torch.zeros(1, 2), device=device)
-    with pytest.raises(InvalidInputError, match="got model of type int"):
-        fusedops.plan(3, torch.zeros(1), device="cpu")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="got train and generate"):
-        fusedops.plan(llama(), BATCH, device="cpu", train=True, generate=True)
-    with pytest.raises(InvalidInputError, match="a model with a method generate"):
-        fusedops.plan(nn.Linear(2, 2), torch.zeros(1, 2), device="cpu", generate=True)
-
-
 # ---------------------------------------------------------------------------------------- what a plan leaves as it is
 
 
@@ -176,36 +164,22 @@ def test_a_branch_on_a_value_is_marked_and_on_a_known_one_is_not() -> None:
     assert (sum(row.calls for row in plan.rows), plan.assumed) == (2, ())
 
 
-def test_a_model_that_reads_its_numbers_is_refused_in_a_sentence() -> None:
-    with pytest.raises(InvalidInputError, match="expected a forward that runs without its numbers; to fix: see that"):
+def test_a_model_that_needs_its_numbers_is_refused_and_integers_stay_as_they_are() -> None:
+    with pytest.raises(InvalidInputError, match="expected a forward that runs without its numbers"):
         planned(lambda y: y.numpy())
-    with pytest.raises(InvalidInputError, match="got RuntimeError: mine in Odd"):
-        planned(lambda y: (_ for _ in ()).throw(RuntimeError("mine")))
-    held = torch.zeros(4, 64)
-    with pytest.raises(InvalidInputError, match="expected one that the model makes while it runs"):
-        planned(lambda y: held.add_(y))
     written = torch.zeros(4, dtype=torch.int64)
-    assert planned(lambda y: written.add_(y[:, 0].long())).assumed, "integers are as before"
+    (assumed,) = planned(lambda y: written.add_(y[:, 0].long())).assumed
+    assert assumed.endswith("integers that add_ changes by computed numbers are as before")
 
 
-def test_a_sharded_model_is_refused_and_one_of_a_ranks_sizes_planned() -> None:
-    class Sharded(Tensor):
-        pass
-
-    model = nn.Sequential(nn.LayerNorm(64))
-    model[0].weight = nn.Parameter(torch.ones(64).as_subclass(Sharded))
-    with pytest.raises(
-        InvalidInputError, match=r"got 0\.weight of class Sharded, expected plain tensors; to fix: plan"
-    ):
-        fusedops.plan(model, torch.zeros(2, 64), device="cpu")
+def test_a_model_of_a_ranks_sizes_has_the_calls_of_that_rank() -> None:
     half = llama(1, num_attention_heads=1, num_key_value_heads=1, head_dim=128)
-    assert "q bfloat16[2, 1, 64, 128] on npu" in str(
-        [row.given for row in fusedops.plan(half, BATCH, device="A2").rows]
-    )
+    given = [row.given for row in fusedops.plan(half, BATCH, device="A2").rows]
+    assert any(text.startswith("q bfloat16[2, 1, 64, 128] on npu") for text in given)
 
 
 @pytest.mark.filterwarnings("ignore::fusedops.FusedOpsWarning")
-def test_models_that_are_compiled_applied_scripted_or_cannot_be_copied() -> None:
+def test_models_that_are_compiled_or_applied() -> None:
     plain = fusedops.plan(llama(), BATCH, device="A2", train=True)
     model = llama()
     model.compile()
@@ -221,13 +195,6 @@ def test_models_that_are_compiled_applied_scripted_or_cannot_be_copied() -> None
     fused = llama()
     apply(fused, fused_loss=True)
     assert backends(fusedops.plan(fused, BATCH, device="H100", train=True))["linear_cross_entropy", "backward"]
-    scripted = torch.jit.script(nn.Sequential(nn.ReLU()))
-    with pytest.raises(InvalidInputError, match=r"got a model of torch\.jit"):
-        fusedops.plan(scripted, torch.zeros(1), device="cpu")
-    locked = nn.LayerNorm(4)
-    locked.lock = (each for each in ())
-    with pytest.raises(InvalidInputError, match=r"cannot be copied: .*to fix: pass the model inside of it"):
-        fusedops.plan(locked, torch.zeros(1, 4), device="cpu")
 
 
 def test_padding_and_the_attention_of_a_mask_are_those_of_the_values() -> None:
@@ -327,3 +294,32 @@ def test_the_page_in_a_browser(tmp_path: pathlib.Path) -> None:
         assert page.run("document.title").startswith("Plan of <script>")
         assert {each for each in page.requests if not each.startswith("file:")} <= {"about:blank"}
         assert page.errors == []
+
+
+def test_the_gradient_is_that_of_the_backend_of_forward() -> None:
+    class Gelu(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return fusedops.bias_gelu(x, None)
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("forward was not served by this backend")
+
+    forward = fusedops.kernel("bias_gelu", fusedops.constraints.Dim("x", (-1,), multiple_of=1000))
+    backward = fusedops.kernel("bias_gelu", direction="backward")
+    kernels = (
+        forward(lambda x, bias, approximate: never()),
+        backward(lambda grad, x, bias, approximate, needs: never()),
+    )
+    fusedops.register(fusedops.Backend("first", ("cpu",), 200, kernels))
+    try:
+        x = torch.zeros(2, 64, requires_grad=True)
+        with fusedops.use(fallback="silent"):
+            plan = fusedops.plan(Gelu(), x, device="cpu", train=True)
+            fusedops.reset_stats()
+            Gelu()(x).sum().backward()
+        counts = fusedops.stats().counts
+    finally:
+        fusedops.unregister("first")
+    served = [(row.op, row.direction, row.backend, row.calls) for row in plan.rows]
+    assert served == [(each.op, each.direction, each.backend, each.calls) for each in counts]
+    assert [len(row.refused) for row in plan.rows] == [1, 0]

@@ -93,6 +93,22 @@ def test_the_page_has_these_families_and_no_other() -> None:
     assert families.table(rows) == make.block(PAGE, "accuracy")
 
 
+def test_the_page_has_a_plan_of_each_family() -> None:
+    text = make.block(PAGE, "plans")
+    found = families.planned(text)
+    assert sorted(found) == sorted(FAMILIES), "stale: run `make docs`"
+    assert families.plans_block(text) == text
+
+
+@pytest.mark.skipif(not IS_OF_THE_PAGE, reason="another release of transformers")
+@pytest.mark.parametrize("name", ["Llama", "T5", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
+def test_a_plan_is_as_on_the_page(name: str) -> None:
+    ops, cell = families.planned(make.block(PAGE, "plans"))[name]
+    (plan,) = families.plans(FAMILIES[name], ["A2"])  # the CPU is the page's, and triton is interpreted in tests
+    assert (", ".join(sorted(families.unfused(plan))) or "none") == ops, "stale: delete its row, and run `make docs`"
+    assert cell.removeprefix(name).split()[2] == f"{100 * plan.share['bytes']:.0f}"
+
+
 def test_the_lists_are_read_as_they_are_written() -> None:
     outcomes = {
         "One": families.Outcome(("attention", "swiglu"), ()),

@@ -1,0 +1,108 @@
+"""Every text of a plan, word for word."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from error_calls import INVALID, NO_BACKEND, POLICY
+from error_texts import Table
+from torch import Tensor, nn
+
+import fusedops
+from fusedops._cli import main
+from fusedops._cli import plan as command
+from fusedops._dispatch.selection.decide import decide
+from fusedops._dispatch.selection.plan import make_plan
+from fusedops._policy.context import active_policy
+
+TABLE = Table(__file__)
+pin = TABLE.pin
+
+
+class Odd(nn.Module):
+    """A norm, and what a test does with its result."""
+
+    def __init__(self, then: Any) -> None:
+        super().__init__()
+        self.norm, self.then = nn.LayerNorm(64), then
+
+    def forward(self, x: Tensor) -> Any:
+        return self.then(self.norm(x))
+
+
+class Sharded(Tensor):
+    """A tensor of a class of its own."""
+
+
+def plan(model: Any, inputs: Any = None, device: str = "cpu", **options: Any) -> Callable[[], Any]:
+    return lambda: fusedops.plan(model, torch.zeros(4, 64) if inputs is None else inputs, device=device, **options)
+
+
+def sharded() -> nn.Module:
+    model = nn.Sequential(nn.LayerNorm(64))
+    model[0].weight = nn.Parameter(torch.ones(64).as_subclass(Sharded))
+    return model
+
+
+def scripted() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(nn.Sequential(nn.ReLU()))
+
+
+def that_holds_a_generator() -> nn.Module:
+    model = nn.LayerNorm(4)
+    model.lines = (each for each in ())
+    return model
+
+
+def raising(error: Exception) -> Callable[[Any], Any]:
+    def then(_: Any) -> Any:
+        raise error
+
+    return then
+
+
+def without_a_package() -> None:
+    op, q = fusedops.ops.OPS["attention"], fusedops.TensorSpec((1, 2, 64, 64), torch.float16, "cuda")
+    with fusedops.use("flash_attn; attention=flash_attn", fallback="raise"):
+        plan = make_plan(op, active_policy(), "cuda", assume=frozenset())
+        raise fusedops.NoBackendError(decide(plan, op.bound_specs((q, q, q), {})))
+
+
+def words(*argv: str) -> Callable[[], Any]:
+    """A command, with the error that it would print on one line."""
+
+    def run() -> None:
+        options = main._parser("plan", argv).parse_args(argv)
+        command.run(options)
+
+    return run
+
+
+HELD = torch.zeros(4, 64)
+
+pin("no module", plan(3), INVALID)
+pin("two kinds of run", plan(nn.Linear(64, 2), train=True, generate=True), INVALID)
+pin("training without a gradient", plan(nn.ReLU(), train=True), INVALID)
+pin("generation of another model", plan(nn.Linear(64, 2), generate=True), INVALID)
+pin("a device", plan(nn.Linear(64, 2), device="A22"), INVALID)
+pin("a scripted model", plan(scripted()), INVALID)
+pin("a sharded model", plan(sharded()), INVALID)
+pin("a model without a copy", plan(that_holds_a_generator()), INVALID)
+pin("sizes of another model", plan(nn.Linear(64, 2), {"batch": 1}), INVALID)
+pin("a forward that raises", plan(Odd(raising(ValueError("mine")))), INVALID)
+pin("a write to another tensor", plan(Odd(HELD.add_)), INVALID)
+pin("a device without a package", without_a_package, NO_BACKEND)
+pin("a command without a model", words("plan", "nothing"), INVALID)
+pin("a command with a config that is none", words("plan", "NoConfig"), INVALID)
+pin(
+    "a command with a config without a model",
+    lambda: command._class_of(transformers, transformers.PretrainedConfig()),
+    INVALID,
+)
+pin("a command that requires a backend", words("plan", "OPTConfig", "--require", "tritn"), POLICY)
+
+test_a_text, test_no_text_is_left_over = TABLE.tests()
