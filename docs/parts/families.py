@@ -140,7 +140,7 @@ def planned(text: str) -> dict[str, tuple[str, str]]:
     """Return the ops and the cell of each family that the table of plans has."""
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     pairs = [(row[0], cell) for row in rows for cell in row[1].split(" · ")]
-    return {match[1]: pair for pair in pairs if (match := re.match(r"(.+?) \d+ \d+ \d+", pair[1]))}
+    return {match[1]: pair for pair in pairs if (match := re.match(r"(.+) \d+ \d+ \d+( \(|$)", pair[1]))}
 
 
 def plans_block(old: str) -> str:

@@ -140,7 +140,8 @@ def run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, 
                     f"plan: got train for a {type(model).__name__} whose outputs have no gradient, expected parameters "
                     "or inputs that require one; to fix: leave it out"
                 )
-            torch.stack([each.float().sum() for each in parts]).sum().backward()
+            is_number = len(parts) == 1 and parts[0].dim() == 0
+            (parts[0] if is_number else torch.stack([each.float().sum() for each in parts]).sum()).backward()
 
 
 def _floating(values: Any) -> list[Tensor]:
