@@ -51,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", metavar="POLICY", help="as of fusedops.use()")
     require = "exit with 1 where another backend serves a call, of some ops or of all"
     parser.add_argument("--require", metavar="BACKEND[:OP,...]", help=require)
+    saved = "show first what changed since a plan of one device that --json wrote, as by another release"
+    parser.add_argument("--compare", metavar="FILE", help=saved)
     parser.add_argument("--html", metavar="FILE", help="write a page that shows the calls")
 
 
@@ -71,13 +73,25 @@ def run(options: argparse.Namespace) -> int:
     plans = [made(name) for name in options.device]
     if options.html is not None:
         plans[0].to_html(options.html, *plans[1:])
+    before = None if options.compare is None else _saved(options.compare)
     if options.json:
         print_json([plan.data for plan in plans] if len(plans) > 1 else plans[0].data)
     else:
-        parts = [*map(repr, plans), *(repr(plans[0].compare(plan)) for plan in plans[1:])]
+        changes = [] if before is None else [before.compare(plan) for plan in plans]
+        parts = map(repr, [*changes, *plans, *(plans[0].compare(plan) for plan in plans[1:])])
         print("\n\n".join(parts))
     missed = [_missed(plan, *required) for plan in plans] if required is not None else []
     return int(any(missed))
+
+
+def _saved(path: str) -> fusedops.Plan:
+    try:
+        return fusedops.Plan.from_json(Path(path).read_text("utf-8"))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InvalidInputError(
+            f"plan: got --compare {path!r}: {error_text(error)}, expected the output of a plan of one device with "
+            "--json; to fix: write that to a file"
+        ) from error
 
 
 def _required(text: str) -> tuple[str, list[str]]:

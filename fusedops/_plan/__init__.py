@@ -1,0 +1,1 @@
+"""The calls of a whole model on a device that need not exist: the run without numbers, the decisions, the report."""

@@ -16,6 +16,7 @@ from fusedops._report.decision import AppliedAdaptation
 from fusedops._report.direction import Direction, call_name
 from fusedops._report.event import Refusal
 from fusedops._report.foreign_text import message
+from fusedops._report.reason import Reason, ReasonCode
 
 KINDS = ("products", "attention", "other")
 _WIDTH = 100  # columns of the table
@@ -85,11 +86,28 @@ class PlanRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON-ready data."""
-        refused = [
-            {"backend": each.backend, "reason": each.reason.detail, "fix": each.reason.fix} for each in self.refused
-        ]
+        refused = [_refusal_data(each) for each in self.refused]
         adaptations = [asdict(each) for each in self.adaptations]
         return {**vars(self), "refused": refused, "deviations": [*self.deviations], "adaptations": adaptations}
+
+    @staticmethod
+    def of(data: Mapping[str, Any]) -> PlanRow:
+        """Return the row of :meth:`to_dict`."""
+        refused = tuple(map(_refusal, data["refused"]))
+        adaptations = tuple(AppliedAdaptation(**each) for each in data["adaptations"])
+        deviations = tuple(data["deviations"])
+        fields: dict[str, Any] = {**data, "refused": refused, "deviations": deviations, "adaptations": adaptations}
+        return PlanRow(**fields)
+
+
+def _refusal_data(refusal: Refusal) -> dict[str, Any]:
+    fields = refusal.reason.to_dict()
+    return {"backend": refusal.backend, "constraint": refusal.constraint, "reason": fields.pop("detail"), **fields}
+
+
+def _refusal(data: Mapping[str, str]) -> Refusal:
+    reason = Reason(ReasonCode(data["code"]), data["given"], data["needed"], data["fix"], data["reason"])
+    return Refusal(data["backend"], data["constraint"], reason)
 
 
 class Plan:
@@ -170,6 +188,23 @@ class Plan:
     def to_json(self) -> str:
         """Return :attr:`data` as JSON."""
         return json.dumps(self.data, indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Return the plan of :meth:`to_json`, such as one that another release of transformers made.
+
+        >>> import torch, fusedops
+        >>> plan = fusedops.plan(torch.nn.LayerNorm(64), torch.zeros(2, 64), device="A2")
+        >>> plan.compare(fusedops.Plan.from_json(plan.to_json())).lines
+        ()
+        """
+        data: dict[str, Any] = json.loads(text)
+        device = {**data["device"]}
+        for name in ("capability", "packages", "documented"):
+            device[name] = None if device[name] is None else tuple(device[name])
+        work = {(each.pop("kind"), each.pop("name")): Work(**each) for each in data["functions"]}
+        rows = map(PlanRow.of, data["rows"])
+        return Plan(data["model"], DeviceSpec(**device), data["run"], [*rows], work, data["assumed"], data["notes"])
 
     def to_html(self, path: str | Path, *others: Plan) -> None:
         """Write a page that needs no network: the calls with reasons, a filter, the share of each device.

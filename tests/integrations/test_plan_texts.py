@@ -103,6 +103,11 @@ pin(
     lambda: command._class_of(transformers, transformers.PretrainedConfig()),
     INVALID,
 )
+pin(
+    "a command with a file that is no plan",
+    words("plan", "OPTConfig:num_hidden_layers=1", "--compare", "none.json"),
+    INVALID,
+)
 pin("a command that requires a backend", words("plan", "OPTConfig", "--require", "tritn"), POLICY)
 
 test_a_text, test_no_text_is_left_over = TABLE.tests()
