@@ -23,6 +23,7 @@ from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsError, FusedOpsWarning, InvalidInputError
 
 
+@torch.inference_mode(False)  # the tensors of a step of training have versions
 def plan(
     model: Module,
     inputs: Any,
@@ -90,8 +91,8 @@ def plan(
         except Exception as error:  # any error of a foreign forward, which may need the numbers
             raise InvalidInputError(
                 f"plan: got {error_text(error)} in {type(own).__name__}, expected a forward that runs without its "
-                "numbers; to fix: see that it runs on this machine with the same inputs, and pass its integers as "
-                "tensors with values"
+                "numbers; to fix: see that it runs on this machine with the same inputs, pass its integers as tensors "
+                "with values, and register a fake implementation of an op that has none"
             ) from error
         finally:
             forget_cached()
