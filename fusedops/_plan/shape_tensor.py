@@ -99,8 +99,11 @@ class ShapeTensor(Tensor):
             result = known(watcher, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if facts.written is not None and not isinstance(args[facts.written], ShapeTensor):
-            written: Tensor = args[facts.written]
+        written: Any = None
+        if facts.written is not None:  # after the arguments it is out=
+            at, name = facts.written
+            written = args[at] if at < len(args) else kwargs[name]
+        if written is not None and not isinstance(written, ShapeTensor):
             if written.is_floating_point():
                 raise InvalidInputError(
                     f"plan: got {facts.name} into a floating tensor that is no tensor of the plan, expected one that "
@@ -119,9 +122,8 @@ class ShapeTensor(Tensor):
             count = flop_registry.get(func._overloadpacket)
             products = 0 if count is None else int(count(*given[0], **given[1], out_val=results)) // 2
             watcher.torch_call(facts.name, facts.kind, nbytes, products)
-        if facts.written is not None:
-            args[facts.written].on_meta = given[0][facts.written]
-            return args[facts.written]
+        if written is not None:
+            return written
         made = tree_map_only(Tensor, lambda each: ShapeTensor.of(each, watcher), results)
         if facts.is_view:
             for each in _tensors(made):
@@ -130,27 +132,25 @@ class ShapeTensor(Tensor):
 
 
 class _Facts(NamedTuple):
-    """A function of torch: its name; "products", "attention", "other", or "" where it computes nothing; the index of
-    the argument that it writes and returns, or None; True for a view.
+    """A function of torch: its name; "products", "attention", "other", or "" where it computes nothing; the index and
+    the name of the argument that it writes and returns, or None; True for a view.
     """
 
     name: str
     kind: str
-    written: int | None
+    written: tuple[int, str] | None
     is_view: bool
 
 
 @cache
 def _facts(func: Any) -> _Facts:
     name, schema = func._overloadpacket.__name__, func._schema
-    writes = [
-        at for at, each in enumerate(schema.arguments) if each.alias_info is not None and each.alias_info.is_write
-    ]
+    arguments = enumerate(schema.arguments)
+    writes = [(at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write]
     returns = [each.alias_info for each in schema.returns if each.alias_info is not None]
     is_view = bool(returns) and not writes
-    kind = (
-        "" if is_view or name.startswith(("empty", "new_empty", "_local")) or func.namespace == "fusedops" else "other"
-    )
+    computes = not (is_view or name.startswith(("empty", "new_empty", "_local")) or func.namespace == "fusedops")
+    kind = "other" if computes else ""
     if kind and (func._overloadpacket in flop_registry or name.endswith(("mm", "mv", "dot"))):
         kind = "products"
     if kind and "attention" in name:

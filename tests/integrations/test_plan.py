@@ -182,6 +182,8 @@ def test_a_model_that_needs_its_numbers_is_refused_and_integers_stay_as_they_are
         library.impl("odd", lambda x: x + 1, "CPU")
         with pytest.raises(InvalidInputError, match="got NotImplementedError: fusedops_test::odd"):
             planned(torch.ops.fusedops_test.odd)  # which has no kernel for the meta device
+    plan = planned(lambda y: fusedops.layer_norm(torch.add(y, y, out=torch.empty(4, 64)).mul_(2)))
+    assert (sum(row.calls for row in plan.rows), plan.left["other"].calls) == (2, 2)
     written = torch.zeros(4, dtype=torch.int64)
     (assumed,) = planned(lambda y: written.add_(y[:, 0].long())).assumed
     assert assumed.endswith("integers that add_ changes by computed numbers are as before")
