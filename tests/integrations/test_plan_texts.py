@@ -17,7 +17,7 @@ from fusedops._dispatch.selection.decide import decide
 from fusedops._dispatch.selection.plan import make_plan
 from fusedops._policy.context import active_policy
 
-TABLE = Table(__file__)
+TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
 
 
@@ -66,10 +66,14 @@ def raising(error: Exception) -> Callable[[Any], Any]:
 
 
 def without_a_package() -> None:
-    op, q = fusedops.ops.OPS["attention"], fusedops.TensorSpec((1, 2, 64, 64), torch.float16, "cuda")
-    with fusedops.use("flash_attn; attention=flash_attn", fallback="raise"):
-        plan = make_plan(op, active_policy(), "cuda", assume=frozenset())
-        raise fusedops.NoBackendError(decide(plan, op.bound_specs((q, q, q), {})))
+    gelu = fusedops.kernel("bias_gelu")(lambda x, bias, approximate: x)
+    options: Any = {"optional": True, "packages": ("a-package",), "needs": "a-package and a GPU"}
+    fusedops.register(fusedops.Backend("packaged", ("cuda",), 1, (gelu,), **options))
+    op, x = fusedops.ops.OPS["bias_gelu"], fusedops.TensorSpec((2, 4), torch.float16, "cuda")
+    with fusedops.use("packaged", fallback="raise"):
+        raise fusedops.NoBackendError(
+            decide(make_plan(op, active_policy(), "cuda", assume=frozenset()), (x, None, "none"))
+        )
 
 
 def words(*argv: str) -> Callable[[], Any]:
