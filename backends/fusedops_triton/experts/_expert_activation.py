@@ -38,21 +38,21 @@ _FUNCTIONS = {
 }
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """The constexprs of an activation: its function, and where gate and up are in a row."""
 
     function: str
     layout: str  # "halves", "pairs", or "gate": there is no up
 
 
-def _kind(act: Activation) -> tuple[_Kind, tuple[float, ...]]:
+def kind_of(act: Activation) -> tuple[Kind, tuple[float, ...]]:
     """Return the constexprs of an activation, and its numbers."""
     layout = ("pairs" if act.interleaved else "halves") if act.gated else "gate"
     function, numbers = _FUNCTIONS[act.name], (0.0, 1.0, 0.0)
     if act.name == "swiglu":
         function = "swish" if act.limit is None else "clamped"
         numbers = (act.limit or 0.0, act.alpha, act.offset)
-    return _Kind(function, layout), tuple([float(number) for number in numbers])
+    return Kind(function, layout), tuple([float(number) for number in numbers])
 
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -68,7 +68,7 @@ def activation_forward(h: Tensor, bias: Tensor | None, of: Route, act: Activatio
         act: the activation.
         save: True writes h.
     """
-    kind, numbers = _kind(act)
+    kind, numbers = kind_of(act)
     a = h.new_empty((h.shape[0], h.shape[1] // 2 if act.gated else h.shape[1]))
     if a.numel():
         launch = _forward_launch(*a.shape, of.ends.shape[0], a.element_size(), kind, save)
@@ -77,7 +77,7 @@ def activation_forward(h: Tensor, bias: Tensor | None, of: Route, act: Activatio
 
 
 @cached_by_layout
-def _forward_launch(n_rows: int, size: int, experts: int, element_size: int, kind: _Kind, save: bool) -> Launch:
+def _forward_launch(n_rows: int, size: int, experts: int, element_size: int, kind: Kind, save: bool) -> Launch:
     per_thread = FLAT_PER_THREAD[element_size] // 2
     tile = per_thread * FLAT_THREADS
     cols = gated_columns(size, tile, element_size)
@@ -121,7 +121,7 @@ def activation_backward(
         act: the activation.
         wanted: the results to compute.
     """
-    kind, numbers = _kind(act)
+    kind, numbers = kind_of(act)
     size = h.shape[1] // 2 if act.gated else h.shape[1]
     dh, a = h.new_empty(h.shape) if wanted[0] else None, h.new_empty((h.shape[0], size)) if wanted[1] else None
     dweights = weights.new_empty(weights.shape) if wanted[2] else None
@@ -134,7 +134,7 @@ def activation_backward(
 
 
 @cached_by_layout
-def _backward_launch(n_rows: int, size: int, experts: int, width: int, element_size: int, kind: _Kind) -> Launch:
+def _backward_launch(n_rows: int, size: int, experts: int, width: int, element_size: int, kind: Kind) -> Launch:
     per_thread = FLAT_PER_THREAD[element_size] // 2
     tile = per_thread * FLAT_THREADS
     cols = gated_columns(max(size, 1), tile, element_size)
@@ -173,8 +173,8 @@ def _forward(
     if SAVE:
         if bias_ptr is None:
             there = there & ~known
-        _write(h_ptr, gate, up, row, there, first, columns, LAYOUT, COLS)
-    a = _activated(gate, up, limit, alpha, offset, KIND)
+        write_rows(h_ptr, gate, up, row, there, first, columns, LAYOUT, COLS)
+    a = activated_rows(gate, up, limit, alpha, offset, KIND)
     col = first + tl.arange(0, COLS)
     inside = known[:, None] & (col < columns)[None, :]
     tl.store(a_ptr + row[:, None] * columns + col[None, :], rounded(a, a_ptr), inside)
@@ -201,7 +201,7 @@ def _backward(
         inside = known[:, None] & (col < columns)[None, :]
         at = row[:, None] * columns + col[None, :]
         if a_ptr is not None or dweights_ptr is not None:
-            a = _activated(gate, up, limit, alpha, offset, KIND)
+            a = activated_rows(gate, up, limit, alpha, offset, KIND)
             if a_ptr is not None:
                 tl.store(a_ptr + at, rounded(a, a_ptr), inside)
             if dweights_ptr is not None:
@@ -209,7 +209,7 @@ def _backward(
         if dh_ptr is not None:
             da = read(da_ptr + at, inside) * weight[:, None]
             dgate, dup = _gradients(da, gate, up, limit, alpha, offset, KIND)
-            _write(dh_ptr, dgate, dup, row, known, first, columns, LAYOUT, COLS)
+            write_rows(dh_ptr, dgate, dup, row, known, first, columns, LAYOUT, COLS)
     if dweights_ptr is not None:
         if bias_ptr is not None:
             wide = width.to(tl.int64) * UNIT_H
@@ -244,7 +244,7 @@ def _read(ptr, row, known, first, columns, LAYOUT: tl.constexpr, COLS: tl.conste
 
 
 @triton.jit
-def _write(ptr, gate, up, row, known, first, columns, LAYOUT: tl.constexpr, COLS: tl.constexpr):
+def write_rows(ptr, gate, up, row, known, first, columns, LAYOUT: tl.constexpr, COLS: tl.constexpr):
     """Write gate and up of some rows in the layout that ``_read`` reads."""
     if LAYOUT == "pairs":
         both = 2 * first + tl.arange(0, 2 * COLS)
@@ -263,7 +263,7 @@ def _write(ptr, gate, up, row, known, first, columns, LAYOUT: tl.constexpr, COLS
 
 
 @triton.jit
-def _activated(gate, up, limit, alpha, offset, KIND: tl.constexpr):
+def activated_rows(gate, up, limit, alpha, offset, KIND: tl.constexpr):
     """Compute the activation."""
     if KIND == "relu" or KIND == "relu2":
         positive = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)

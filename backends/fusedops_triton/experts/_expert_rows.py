@@ -168,7 +168,7 @@ def _clear_launch(experts: int, size: int, element_size: int) -> Launch:
 
 
 @triton.jit
-def _experts_at(index_ptr, at, n_rows, experts):
+def experts_at(index_ptr, at, n_rows, experts):
     """Return the experts of some routed rows: ``experts`` for a sentinel, -1 past the last row."""
     e = tl.load(index_ptr + at, at < n_rows, 0)
     e = tl.where((e < 0) | (e >= experts), experts, e).to(tl.int32)
@@ -179,7 +179,7 @@ def _experts_at(index_ptr, at, n_rows, experts):
 def _count(counts_ptr, index_ptr, n_rows, experts, blocks, ROWS: tl.constexpr, CHUNK: tl.constexpr):
     """Count the rows of each expert, and the sentinels, of ROWS rows. Grid (blocks,). counts_ptr: (E + 1, blocks)."""
     block = tl.program_id(0)
-    e = _experts_at(index_ptr, block * ROWS + tl.arange(0, ROWS), n_rows, experts)
+    e = experts_at(index_ptr, block * ROWS + tl.arange(0, ROWS), n_rows, experts)
     for first in range(0, experts + 1, CHUNK):
         which = first + tl.arange(0, CHUNK)
         count = tl.sum((e[:, None] == which[None, :]).to(tl.int32), 0)
@@ -194,11 +194,11 @@ def _place(
     """Write the place of ROWS rows, and what is at these places. Grid (blocks,). upto_ptr: the sums of the counts."""
     block = tl.program_id(0)
     at = block * ROWS + tl.arange(0, ROWS)
-    e = _experts_at(index_ptr, at, n_rows, experts)
+    e = experts_at(index_ptr, at, n_rows, experts)
     rank = tl.zeros((ROWS,), tl.int32)
     for first in range(0, ROWS, CHUNK):
         other_at = block * ROWS + first + tl.arange(0, CHUNK)
-        other = _experts_at(index_ptr, other_at, n_rows, experts)
+        other = experts_at(index_ptr, other_at, n_rows, experts)
         before = (e[:, None] == other[None, :]) & (other_at[None, :] < at[:, None])
         rank += tl.sum(before.to(tl.int32), 1)
     inside = at < n_rows

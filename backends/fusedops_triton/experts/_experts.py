@@ -1,6 +1,8 @@
 """experts with Triton: rows sorted by expert, products of all experts at once, and one kernel for each pass between.
 
-    forward     route, spread (the rows of x), product with up, activation, product with down, combine
+    forward     route, product of the rows of x with up and activation, product with down, combine. For many rows of an
+                expert, which torch multiplies faster: route, spread (the rows of x), product with up, activation, ...
+    few         of at most 32 tokens without gradients: product with up and activation, product with down, combine
     backward    route, spread (the rows of the gradient, also times their weights), product with down, activation again
                 and its gradient, spread (the rows of x), gradients of the weights, product with up, combine
 
@@ -17,7 +19,8 @@ from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import Activation
 from fusedops_triton.experts._expert_activation import activation_backward, activation_forward
 from fusedops_triton.experts._expert_rows import Route, combine, route, spread, sum_groups
-from fusedops_triton.experts._grouped import rows_by_weight, weights_of_rows
+from fusedops_triton.experts._grouped import is_by_torch, rows_by_weight, weights_of_rows
+from fusedops_triton.experts._up_projection import few_rows, takes_few, up_projection
 
 
 def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
@@ -30,17 +33,27 @@ def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
         return y, x.new_zeros((index.numel(), width)) if save else None
     with no_autocast(x.device.type):
         x, index, weights = _plain(x), _plain(index), _plain(weights)
+        up_bias = None if a.up_bias is None else _plain(a.up_bias)
+        down_bias = None if a.down_bias is None else _plain(a.down_bias)
+        if not save and takes_few(index):
+            place = torch.empty_like(index, dtype=torch.int32)
+            activated = few_rows(x, index, up, up_bias, not a.transposed, act, None)
+            rows = few_rows(activated, index, down, None, not a.transposed, None, place)
+            return combine(rows, place, weights, down_bias, index), None
         of = route(index, up.shape[0])
-        h = _up_projection(x, of, up, a.transposed)
-        activated = activation_forward(h, None if a.up_bias is None else _plain(a.up_bias), of, act, save)
-        kept = h if save else None
-        del h
+        if is_by_torch(x, up, index.numel()):
+            h = _up_products(x, of, up, a.transposed)
+            activated = activation_forward(h, up_bias, of, act, save)
+            kept = h if save else None
+            del h
+        else:
+            activated, kept = up_projection(x, of, up, up_bias, not a.transposed, act, save)
         rows = rows_by_weight(activated, down, of.ends, not a.transposed)
-        y = combine(rows, of.place, weights, None if a.down_bias is None else _plain(a.down_bias), index)
+        y = combine(rows, of.place, weights, down_bias, index)
     return y, kept
 
 
-def _up_projection(x: Tensor, of: Route, up: Tensor, transposed: bool) -> Tensor:
+def _up_products(x: Tensor, of: Route, up: Tensor, transposed: bool) -> Tensor:
     """Return the products of the rows with up, without the bias. What it copies is freed before the next pass."""
     inputs, _ = spread(x, of.place, None, True)
     assert inputs is not None

@@ -39,7 +39,7 @@ from fusedops_triton.experts._expert_rows import clear_empty, group_of
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)  # since torch 2.10
 
 
-class _Tiles(NamedTuple):
+class Tiles(NamedTuple):
     """The size of a tile of the output, the length of a step, and the warps of a program."""
 
     m: int
@@ -50,13 +50,17 @@ class _Tiles(NamedTuple):
 
 #: Of 16-bit products, which tensor cores have; and of others, and of rows that are read few bytes at a time, for which
 #: a thread holds many addresses.
-_LARGE, _SMALL = _Tiles(128, 128, 64, 8), _Tiles(64, 64, 32, 4)
+LARGE, SMALL = Tiles(128, 128, 64, 8), Tiles(64, 64, 32, 4)
 
 
-def _tiles(dtype: torch.dtype, *sizes: int) -> tuple[_Tiles, int]:
+#: Rows of an expert, on average, up to which they are multiplied without a copy, and with their activation.
+_FUSED_ROWS = 256
+
+
+def _tiles(dtype: torch.dtype, *sizes: int) -> tuple[Tiles, int]:
     """Return the tiles of a product of a dtype, and the power of two, up to 16, that divides all sizes."""
     common = unit(gcd(*sizes))
-    return _LARGE if dtype.itemsize == 2 and common >= 8 else _SMALL, common
+    return LARGE if dtype.itemsize == 2 and common >= 8 else SMALL, common
 
 
 # ---------------------------------------------------------------------------------------------------------- launchers
@@ -77,8 +81,9 @@ def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool) ->
     y = rows.new_empty((rows.shape[0], size))
     if y.numel() and weight.shape[0]:
         dtype = torch.promote_types(rows.dtype, weight.dtype)
+        weight, swapped = in_order(weight, swapped)
         launch = _rows_launch(rows.shape[0], weight.shape[0], size, length, swapped, dtype)
-        launch(y, y, rows, weight.resolve_neg().contiguous(), ends)
+        launch(y, y, rows, weight, ends)
     return y
 
 
@@ -88,7 +93,7 @@ def _rows_launch(n_rows: int, experts: int, size: int, length: int, swapped: boo
     across = ceil_div(size, tiles.n)
     constants = {
         "SWAPPED": swapped, "EVEN": length % tiles.k == 0, "UNIT": common, "STEPS": (experts - 1).bit_length(),
-        **_constants(_rows, dtype, tiles),
+        **constants_of(_rows, dtype, tiles),
     }  # fmt: skip
     grid = ((n_rows // tiles.m + experts) * across,)  # see ``_first_tile``
     return Launch(_rows, grid, (experts, size // common, length // common, across), constants, tiles.warps)
@@ -118,12 +123,12 @@ def weights_of_rows(one: Tensor, other: Tensor, ends: Tensor, like: Tensor) -> T
 def _weights_launch(experts: int, size_m: int, size_n: int, dtype: torch.dtype) -> Launch:
     tiles, common = _tiles(dtype, size_m, size_n)
     down, across = ceil_div(size_m, tiles.m), ceil_div(size_n, tiles.n)
-    constants = {"UNIT": common, **_constants(_weights, dtype, tiles)}
+    constants = {"UNIT": common, **constants_of(_weights, dtype, tiles)}
     sizes = (size_m // common, size_n // common, down, across)
     return Launch(_weights, (experts * down * across,), sizes, constants, tiles.warps)
 
 
-def _constants(kernel: Any, dtype: torch.dtype, tiles: _Tiles) -> dict[str, Any]:
+def constants_of(kernel: Any, dtype: torch.dtype, tiles: Tiles) -> dict[str, Any]:
     """Return the constexprs of a product of a dtype.
 
     The interpreter has no products of bfloat16. Those of float32 are the same.
@@ -146,9 +151,26 @@ def _is_taken(one: Tensor, other: Tensor) -> bool:
     )
 
 
+def is_by_torch(x: Tensor, up: Tensor, n_rows: int) -> bool:
+    """Return True where torch multiplies the sorted copies of ``n_rows`` rows of x with up: it has the product, and
+    there are so many rows that the product takes longer than to read the weights.
+
+    H200: an expert's weights, 4.28 TB/s, take as long as 185 rows, 790 TFLOP/s.
+    """
+    return n_rows > _FUSED_ROWS * up.shape[0] and _is_taken(x, up)
+
+
 @cache
 def _is_new_enough(device: int) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def in_order(weight: Tensor, swapped: bool) -> tuple[Tensor, bool]:
+    """Return a contiguous weight, and whether its last two dims are swapped: a view of one is not copied."""
+    weight = weight.resolve_neg()
+    if not weight.is_contiguous() and weight.mT.is_contiguous():
+        return weight.mT, not swapped
+    return weight.contiguous(), swapped
 
 
 def _readable(weight: Tensor) -> Tensor:
@@ -177,30 +199,65 @@ def _rows(
     """
     size, length = size * UNIT, length * UNIT
     tile, n = tl.program_id(0) // across, (tl.program_id(0) % across) * BN + tl.arange(0, BN)
+    expert, first_row = expert_of_tile(ends_ptr, tile, experts, STEPS, BM)
+    end = tl.load(ends_ptr + expert)
+    if first_row < end:
+        m = first_row + tl.arange(0, BM)
+        lines = rows_ptr + m.to(tl.int64)[:, None] * length
+        weight = weight_ptr + expert.to(tl.int64) * size * length
+        total = products(lines, m < end, weight, n, n < size, size, length, length, SWAPPED, EVEN, OF, BK)
+        to = m.to(tl.int64)[:, None] * size + n[None, :]
+        tl.store(y_ptr + to, rounded(total, y_ptr), (m < end)[:, None] & (n < size)[None, :])
+
+
+@triton.jit
+def products(
+    lines, there, weight, n, inside, size, length, reach,
+    SWAPPED: tl.constexpr, EVEN: tl.constexpr, OF: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Return the products of some rows with some columns of a weight, float32.
+
+    Args:
+        lines: (BM, 1), where each row begins.
+        there: (BM,), False for rows that are not read.
+        weight: where the weight begins.
+        n: (BN,), the columns.
+        inside: (BN,), False for columns that are not read.
+        size: columns of the weight.
+        length: of a row.
+        reach: ``length``, or 0: all products are 0.
+        SWAPPED: the elements of a column of the weight are next to each other.
+        EVEN: length is a multiple of BK.
+        OF: the dtype that is multiplied.
+        BK: elements of a row at a time.
+    """
+    columns = weight + (n.to(tl.int64) * length if SWAPPED else n)[None, :]
+    total = tl.zeros((there.shape[0], n.shape[0]), tl.float32)
+    for first in range(0, reach, BK):
+        at = first + tl.arange(0, BK)
+        fits = at < length
+        if EVEN:
+            fits = at >= 0
+        one = tl.load(lines + at[None, :], there[:, None] & fits[None, :], 0.0)
+        down = at if SWAPPED else at.to(tl.int64) * size
+        other = tl.load(columns + down[:, None], inside[None, :] & fits[:, None], 0.0)
+        total = tl.dot(one.to(OF), other.to(OF), total, input_precision="ieee", out_dtype=tl.float32)
+    return total
+
+
+@triton.jit
+def expert_of_tile(ends_ptr, tile, experts, STEPS: tl.constexpr, BM: tl.constexpr):
+    """Return the expert of a tile by a binary search, and the tile's first row, which may be behind the expert's end.
+
+    ends_ptr is read below the last of ``experts`` alone.
+    """
     expert, highest = tl.full([], 0, tl.int32), experts - 1
-    for _ in range(STEPS):  # a binary search
+    for _ in range(STEPS):
         middle = (expert + highest + 1) // 2
         reached = _first_tile(ends_ptr, middle, BM) <= tile
         expert, highest = tl.where(reached, middle, expert), tl.where(reached, highest, middle - 1)
-    start, end = group_of(ends_ptr, expert)
-    first_row = start + (tile - _first_tile(ends_ptr, expert, BM)) * BM
-    if first_row < end:
-        m, k = first_row + tl.arange(0, BM), tl.arange(0, BK)
-        lines = rows_ptr + m.to(tl.int64)[:, None] * length
-        weight = weight_ptr + expert.to(tl.int64) * size * length
-        columns = weight + (n.to(tl.int64) * length if SWAPPED else n)[None, :]
-        total = tl.zeros((BM, BN), tl.float32)
-        for first in range(0, length, BK):
-            at = first + k
-            fits = at < length
-            if EVEN:
-                fits = at >= 0
-            one = tl.load(lines + at[None, :], (m < end)[:, None] & fits[None, :], 0.0)
-            down = at if SWAPPED else at.to(tl.int64) * size
-            other = tl.load(columns + down[:, None], (n < size)[None, :] & fits[:, None], 0.0)
-            total = tl.dot(one.to(OF), other.to(OF), total, input_precision="ieee", out_dtype=tl.float32)
-        to = m.to(tl.int64)[:, None] * size + n[None, :]
-        tl.store(y_ptr + to, rounded(total, y_ptr), (m < end)[:, None] & (n < size)[None, :])
+    start = tl.load(ends_ptr + expert - 1, expert > 0, 0)
+    return expert, start + (tile - _first_tile(ends_ptr, expert, BM)) * BM
 
 
 @triton.jit

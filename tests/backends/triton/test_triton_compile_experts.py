@@ -12,13 +12,18 @@ pytest.importorskip("triton", reason="triton is not installed: nothing to compil
 Case = dict[str, Any]
 SPILL_NOISE = 16  # bytes a thread, as in ``test_triton_compile.py``
 OTHERS = ("sm_80", "sm_100", "gfx942")  # than sm_90, which has every case
-FORWARD = ("_count", "_place", "_spread", "_rows", "_forward", "_rows", "_combine")
+FORWARD = ("_count", "_place", "_sorted", "_rows", "_combine")
+FEW = ("_few", "_few", "_combine")
+#: The activation of what torch has multiplied.
+ACTIVATION = ("_count", "_place", "_forward")
 #: With biases. The first two are those of the forward, and the sums and copies are twice the same.
 BACKWARD = ("_count", "_place", "_spread", "_rows", "_backward", "_sum_groups", "_weights", "_sum_groups", "_rows")
 QWEN3: Case = {"shape": [4096, 128, 8, 2048, 768]}
 #: With 2**33 elements of up-projections, and more choices than are loaded at once.
 LARGE: Case = {"shape": [2**20, 16, 16, 512, 256], "activation": "geglu"}
 GPT_OSS: Case = {"shape": [4096, 32, 4, 2880, 2880], "bias": True, "interleaved": True, "transposed": True}
+TOKEN: Case = {"shape": [1, 128, 8, 2048, 768]}
+TOKENS: Case = {"shape": [32, 8, 2, 4096, 14336], "interleaved": True, "transposed": True}
 ODD: Case = {"shape": [100, 16, 3, 37, 21], "bias": True, "activation": "relu2"}
 
 
@@ -26,22 +31,27 @@ def _cases() -> dict[str, Case]:
     cases: dict[str, Case] = {}
 
     def add(name: str, model: Case, dtype: str, target: str, kernels: tuple[str, ...] = ()) -> None:
-        for op, names in (("experts", FORWARD), ("experts backward", BACKWARD)):
+        calls = {"experts": FORWARD, "experts backward": BACKWARD, "experts activation": ACTIVATION}
+        few = {"experts few": FEW}
+        for op, names in (calls if model["shape"][0] > 32 else few).items():
             for at, kernel in enumerate(names):
-                repeated = op.endswith("backward") and at < 2
+                repeated = " " in op and kernel in ("_count", "_place", "_combine")
                 if repeated or (kernels and kernel not in kernels):
                     continue
                 case = {"op": op, "dtype": dtype, "target": target, "launch": at, "kernel": kernel, **model}
                 cases[f"{op}, {at}, {kernel}, {name}, {dtype}, {target}"] = {"bias": True, **case}
 
     add("qwen3", QWEN3, "bfloat16", "sm_90")
-    add("gpt_oss", GPT_OSS, "float16", "sm_90", ("_forward", "_backward", "_rows", "_weights", "_combine"))
-    add("large", LARGE, "bfloat16", "sm_90", ("_spread", "_forward", "_backward", "_combine"))
-    add("odd", ODD, "float16", "sm_90", ("_forward", "_backward", "_rows", "_weights"))
-    add("qwen3", QWEN3, "float32", "sm_90", ("_forward", "_backward", "_rows", "_weights"))
+    kernels = ("_sorted", "_forward", "_backward", "_rows", "_weights", "_combine")
+    add("gpt_oss", GPT_OSS, "float16", "sm_90", kernels)
+    add("large", LARGE, "bfloat16", "sm_90", ("_sorted", "_spread", "_forward", "_backward", "_combine"))
+    add("odd", ODD, "float16", "sm_90", kernels)
+    add("qwen3", QWEN3, "float32", "sm_90", kernels)
+    add("token", TOKEN, "bfloat16", "sm_90")
     for target, dtype in zip(OTHERS, ("float16", "bfloat16", "float32")):
         add("qwen3", QWEN3, dtype, target)
-    add("gpt_oss", GPT_OSS, "float16", "sm_100", ("_forward", "_backward", "_weights"))
+        add("tokens", TOKENS, dtype, target)
+    add("gpt_oss", GPT_OSS, "float16", "sm_100", ("_sorted", "_forward", "_backward", "_weights"))
     clear: Case = {"op": "experts clear", "launch": 0, "kernel": "_clear", "dtype": "bfloat16", **QWEN3}
     alone: Case = {"op": "experts alone", "launch": 1, "kernel": "_add_bias", "dtype": "bfloat16", **QWEN3}
     for at, target in enumerate(("sm_90", *OTHERS)):

@@ -13,6 +13,7 @@ from triton_cases import needs_loops
 
 import fusedops
 from fusedops.ops.experts.formulas import experts_of, order_of
+from fusedops_triton import _launch
 from fusedops_triton.experts import _expert_rows, _grouped
 
 pytestmark = needs_loops
@@ -75,6 +76,27 @@ def test_results(name: str) -> None:
         torch.testing.assert_close(one.double(), other, rtol=8 * unit, atol=8 * unit * largest)
 
 
+@pytest.mark.parametrize(("tokens", "experts", "same"), [(1, 16, False), (5, 40, False), (32, 9, True), (32, 4, False)])
+@pytest.mark.parametrize("options", [{}, {"interleaved": True, "transposed": True}, {"activation": "relu2"}], ids=str)
+def test_few_tokens_without_gradients(tokens: int, experts: int, same: bool, options: dict[str, Any]) -> None:
+    """Each expert finds its rows: none, one, more than a tile, and several of a token; by three launches."""
+    call = call_of(tokens, 2, experts, 40, 17, torch.float16)
+    call["index"][:, 0] = experts // 2 if same else experts  # no expert, or more rows than a tile
+    up = call["up"][:, :17] if "activation" in options else call["up"]
+    call["up"] = up.mT.contiguous() if "transposed" in options else up.mT.contiguous().mT
+    call["down"] = call["down"].mT.contiguous() if "transposed" in options else call["down"]
+    call["up_bias"], call["down_bias"] = torch.randn(experts, up.shape[1]).half(), torch.randn(experts, 40).half()
+    wide = {name: each if name == "index" else each.double() for name, each in call.items()}
+    launched: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        run = _launch.Launch.__call__
+        patch.setattr(_launch.Launch, "__call__", lambda self, *a: launched.append(str(self.kernel)) or run(self, *a))
+        got = fusedops.experts(**call, **options, backend="triton")
+    want = fusedops.experts(**wide, **options, backend="eager")
+    torch.testing.assert_close(got.double(), want, rtol=4e-3, atol=4e-3)
+    assert len(launched) == 3
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_grouped_mm_of_torch_gives_the_same(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, which has it too: what it leaves uninitialised reaches no result."""
@@ -92,6 +114,7 @@ def test_grouped_mm_of_torch_gives_the_same(transposed: bool, monkeypatch: pytes
         unwritten = (sizes == 0) if result.dim() == 3 else torch.arange(len(result)) >= offs[-1]
         return result.masked_fill(unwritten.view(-1, *[1] * (result.dim() - 1)), float("nan"))
 
+    monkeypatch.setattr(_grouped, "_FUSED_ROWS", 0)
     monkeypatch.setattr(_grouped, "_is_taken", lambda *_: True)
     monkeypatch.setattr(_grouped, "_grouped_mm", grouped_mm)
     for one, other in zip(results(call, "triton", torch.bfloat16, transposed=transposed), own, strict=True):

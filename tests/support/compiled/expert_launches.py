@@ -8,12 +8,13 @@ import torch
 
 
 def launch_experts(case: dict[str, Any]) -> None:
-    """Make the launches of a case. op: "experts", "experts backward", "experts clear" or "experts alone", which is the
-    up-projection by grouped_matmul; shape (T, E, K, H, I), dtype, and maybe activation, interleaved, transposed, bias.
+    """Make the launches of a case. op: "experts", "experts few" (without saved values), "experts activation" (of what
+    torch has multiplied), "experts backward", "experts clear" or "experts alone", which is the up-projection by
+    grouped_matmul; shape (T, E, K, H, I), dtype, and maybe activation, interleaved, transposed, bias.
     """
     from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
     from fusedops.ops.experts.formulas import Activation
-    from fusedops_triton.experts import _expert_rows, _experts, _grouped_matmul
+    from fusedops_triton.experts import _expert_activation, _expert_rows, _experts, _grouped_matmul
 
     (tokens, experts, choices, width, inner), dtype = case["shape"], getattr(torch, case["dtype"])
     transposed = case.get("transposed", False)
@@ -31,10 +32,13 @@ def launch_experts(case: dict[str, Any]) -> None:
     tensors = (x, index, empty(tokens, choices, of=torch.float32), empty(*up), empty(*down), *biases)
     if case["op"].endswith("clear"):
         _expert_rows.clear_empty(empty(*up), empty(experts, of=torch.int32))
+    elif case["op"].endswith("activation"):
+        of = _expert_rows.route(index, experts)
+        _expert_activation.activation_forward(empty(tokens * choices, outputs), biases[0], of, act, True)
     elif case["op"].endswith("alone"):
         _grouped_matmul.products_forward(x, empty(*up), empty(experts, of=torch.int64), biases[0], transposed)
     elif case["op"].endswith("backward"):
         hidden = empty(tokens * choices, outputs)
         _experts.experts_backward(ExpertsGradArgs(x, *tensors, hidden, *act, transposed, (True,) * 6))
     else:
-        _experts.experts(ExpertsArgs(*tensors, *act, transposed), True)
+        _experts.experts(ExpertsArgs(*tensors, *act, transposed), not case["op"].endswith("few"))
