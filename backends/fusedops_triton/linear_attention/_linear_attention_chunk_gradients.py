@@ -145,7 +145,7 @@ def _chunk_launch(sizes: Sizes, delta: bool) -> tuple[Launch, int]:
         sizes.sequences, sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k, size_v, blocks,
         rows_of_all,
     )  # fmt: skip
-    return Launch(_chunk_back, (sizes.numbers * sizes.heads * blocks,), numbers, constants, warps), blocks
+    return Launch(_chunk_back, (sizes.numbers * sizes.heads * blocks * 2,), numbers, constants, warps), 2 * blocks
 
 
 @cached_by_layout
@@ -235,13 +235,14 @@ def _chunk_back(
     UNIT_K: tl.constexpr, UNIT_V: tl.constexpr, STEPS: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, SPLIT: tl.constexpr, OF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute BK columns of the gradients of q and k of one chunk and value head. Grid (numbers * Hv * blocks,).
+    """Compute BK columns of the gradient of q, or of k, of one chunk and value head. Grid (numbers * Hv * blocks * 2,).
 
-    of_queries_ptr, of_keys_ptr: (B, S, Hv, Dk). of_decay_ptr: (1 + blocks, n_rows = B * S, Hv). of_scores_ptr,
-    of_pairs_ptr: see ``_scores_back``.
+    of_queries_ptr, of_keys_ptr: (B, S, Hv, Dk). of_decay_ptr: (1 + 2 * blocks, n_rows = B * S, Hv), of which each
+    program writes one. of_scores_ptr, of_pairs_ptr: see ``_scores_back``.
     """
     size_k, size_v = size_k * UNIT_K, size_v * UNIT_V
-    block, line = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    part, line = tl.program_id(0) % (2 * blocks), tl.program_id(0) // (2 * blocks)
+    block = part // 2
     number, head = line // heads, line % heads
     base, first, end = place_of(bounds_ptr, number, count, positions, chunks, STEPS, C)
     if first < end:
@@ -249,63 +250,66 @@ def _chunk_back(
         there, in_k = first + at < end, row < size_k
         position = base + first + at
         place = position * heads + head
-        states = line.to(tl.int64) * size_k * size_v + row[:, None] * size_v
+        states = row[:, None] * size_v
+        states_ptr += line.to(tl.int64) * size_k * size_v
+        of_states_ptr += line.to(tl.int64) * size_k * size_v
         values = place[:, None] * size_v
         vectors = factors_ptr + line.to(tl.int64) * FACTORS * C + at
-        started = tl.load(vectors + 2 * C)[:, None]
         of_line = (position * (heads // group) + head // group) * size_k
         of_line, in_line = of_line[:, None] + row[None, :], there[:, None] & in_k[None, :]
         square = at[:, None] * C + at[None, :]
         of_scores_ptr += line.to(tl.int64) * C * C
 
-        # one sum after another: registers hold two of them
-        of_queries = tl.zeros((C, BK), tl.float32)
-        for start in tl.range(0, size_v, BV, num_stages=1):
-            col = start + tl.arange(0, BV)
-            grad = tl.load(grad_ptr + values + col[None, :], there[:, None] & (col < size_v)[None, :], 0.0)
-            state = read(states_ptr + states + col[None, :], in_k[:, None] & (col < size_v)[None, :])
-            of_queries += product(grad, tl.trans(state), SPLIT, OF, PRECISION)
-        of_queries *= started
-        k = tl.load(vectors + C)[:, None] * read(k_ptr + of_line, in_line)
-        q = tl.load(vectors)[:, None] * read(q_ptr + of_line, in_line)
-        later = tl.sum(q * of_queries, 1)
-        of_queries += product(tl.load(of_scores_ptr + square), k, SPLIT, OF, PRECISION)
-        if of_queries_ptr is not None:
-            tl.store(of_queries_ptr + place[:, None] * size_k + row[None, :], of_queries, in_line)
-
-        of_keys, whole = tl.zeros((C, BK), tl.float32), tl.zeros((BK,), tl.float32)
-        for start in tl.range(0, size_v, BV, num_stages=1):
-            col = start + tl.arange(0, BV)
-            u = tl.load(values_ptr + values + col[None, :], there[:, None] & (col < size_v)[None, :], 0.0)
-            if beta_ptr is not None:
-                u = read(beta_ptr + place, there)[:, None] * u
-            in_state = in_k[:, None] & (col < size_v)[None, :]
-            of_state = read(of_states_ptr + states + col[None, :], in_state)
-            if of_decay_ptr is not None:
-                whole += tl.sum(read(states_ptr + states + col[None, :], in_state) * of_state, 1)
-            of_keys += product(u, tl.trans(of_state), SPLIT, OF, PRECISION)
-        of_keys *= tl.load(vectors + 3 * C)[:, None]
-        k = tl.load(vectors + C)[:, None] * read(k_ptr + of_line, in_line)
-        earlier = tl.sum(k * of_keys, 1)
-        if beta_ptr is not None:
+        total = tl.zeros((C, BK), tl.float32)
+        if part % 2 == 0:
             for start in tl.range(0, size_v, BV, num_stages=1):
                 col = start + tl.arange(0, BV)
-                of_u = read(of_values_ptr + values + col[None, :], there[:, None] & (col < size_v)[None, :])
-                of_u *= -started * read(beta_ptr + place, there)[:, None]
+                grad = tl.load(grad_ptr + values + col[None, :], there[:, None] & (col < size_v)[None, :], 0.0)
                 state = read(states_ptr + states + col[None, :], in_k[:, None] & (col < size_v)[None, :])
-                of_keys += product(of_u, tl.trans(state), SPLIT, OF, PRECISION)
+                total += product(grad, tl.trans(state), SPLIT, OF, PRECISION)
+            total *= tl.load(vectors + 2 * C)[:, None]
             k = tl.load(vectors + C)[:, None] * read(k_ptr + of_line, in_line)
-            later += tl.sum(k * of_keys, 1) - earlier
-            of_keys += product(tl.load(of_pairs_ptr + line.to(tl.int64) * C * C + square), k, SPLIT, OF, PRECISION)
-        q = tl.load(vectors)[:, None] * read(q_ptr + of_line, in_line)
-        of_keys += product(tl.trans(tl.load(of_scores_ptr + square)), q, SPLIT, OF, PRECISION)
-        if of_keys_ptr is not None:
-            tl.store(of_keys_ptr + place[:, None] * size_k + row[None, :], of_keys, in_line)
-        if of_decay_ptr is not None:
-            of_decay = tl.cumsum(later, 0, reverse=True) + (tl.cumsum(earlier, 0) - earlier)
+            q = tl.load(vectors)[:, None] * read(q_ptr + of_line, in_line)
+            of_decay = tl.cumsum(tl.sum(q * total, 1), 0, reverse=True)
+            total += product(tl.load(of_scores_ptr + square), k, SPLIT, OF, PRECISION)
+            if of_queries_ptr is not None:
+                tl.store(of_queries_ptr + place[:, None] * size_k + row[None, :], total, in_line)
+        else:
+            whole = tl.full([], 0.0, tl.float32)
+            for start in tl.range(0, size_v, BV, num_stages=1):
+                col = start + tl.arange(0, BV)
+                u = tl.load(values_ptr + values + col[None, :], there[:, None] & (col < size_v)[None, :], 0.0)
+                if beta_ptr is not None:
+                    u = read(beta_ptr + place, there)[:, None] * u
+                in_state = in_k[:, None] & (col < size_v)[None, :]
+                of_state = read(of_states_ptr + states + col[None, :], in_state)
+                if of_decay_ptr is not None:
+                    whole += tl.sum(read(states_ptr + states + col[None, :], in_state) * of_state)
+                total += product(u, tl.trans(of_state), SPLIT, OF, PRECISION)
+            total *= tl.load(vectors + 3 * C)[:, None]
+            k = tl.load(vectors + C)[:, None] * read(k_ptr + of_line, in_line)
+            earlier = tl.sum(k * total, 1)
+            of_decay = tl.cumsum(earlier, 0) - earlier
+            if beta_ptr is not None:
+                for start in tl.range(0, size_v, BV, num_stages=1):
+                    col = start + tl.arange(0, BV)
+                    of_u = read(of_values_ptr + values + col[None, :], there[:, None] & (col < size_v)[None, :])
+                    of_u *= -tl.load(vectors + 2 * C)[:, None] * read(beta_ptr + place, there)[:, None]
+                    state = read(states_ptr + states + col[None, :], in_k[:, None] & (col < size_v)[None, :])
+                    total += product(of_u, tl.trans(state), SPLIT, OF, PRECISION)
+                tl.debug_barrier()  # k is read again: else the first read is held in registers through the loop
+                k = tl.load(vectors + C)[:, None] * read(k_ptr + of_line, in_line)
+                of_decay += tl.cumsum(tl.sum(k * total, 1) - earlier, 0, reverse=True)
+                of_pairs = tl.load(of_pairs_ptr + line.to(tl.int64) * C * C + square)
+                total += product(of_pairs, k, SPLIT, OF, PRECISION)
+            q = tl.load(vectors)[:, None] * read(q_ptr + of_line, in_line)
+            total += product(tl.trans(tl.load(of_scores_ptr + square)), q, SPLIT, OF, PRECISION)
+            if of_keys_ptr is not None:
+                tl.store(of_keys_ptr + place[:, None] * size_k + row[None, :], total, in_line)
             # the decays of the whole chunk: beyond the end of a sequence there are none
-            of_decay += tl.load(factors_ptr + line.to(tl.int64) * FACTORS * C + 3 * C - 1) * tl.sum(whole, 0)
-            tl.store(of_decay_ptr + (1 + block).to(tl.int64) * n_rows * heads + place, of_decay, there)
+            of_decay += tl.load(factors_ptr + line.to(tl.int64) * FACTORS * C + 3 * C - 1) * whole
+        if of_decay_ptr is not None:
+            tl.store(of_decay_ptr + (1 + part).to(tl.int64) * n_rows * heads + place, of_decay, there)
 
 
 @profiled(do_not_specialize=["scale", "n_rows", "group", "size_k"])
