@@ -22,6 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.ops.linear_attention.arguments import LinearAttentionGradArgs
+from fusedops_triton import _settings
+from fusedops_triton._chips import CHIPS
 from fusedops_triton._jit._bias import rounded
 from fusedops_triton._jit._common import read
 from fusedops_triton._jit._profiled import profiled
@@ -106,7 +108,9 @@ def _back_launch(sizes: Sizes) -> Launch:
     constants = {**by, "C": sizes.chunk, **columns.constants, "STAGES": stages_of(sizes)}
     constants |= types_of(_walk_back, sizes)
     numbers = (sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k, size_v, blocks)
-    return Launch(_walk_back, (sizes.sequences * sizes.heads * blocks,), numbers, constants, columns.warps)
+    other = sizes.split and _settings.chip.nvidia and _settings.chip != CHIPS["sm_90"]
+    warps = 8 if other else columns.warps  # of 4, up to 64 bytes of a thread spill there
+    return Launch(_walk_back, (sizes.sequences * sizes.heads * blocks,), numbers, constants, warps)
 
 
 # ------------------------------------------------------------------------------------------------------ jit functions

@@ -59,9 +59,14 @@ def instructions(cubin: bytes) -> int:
 
 def chained_products(ttir: str) -> int:
     """Count the products that are added to the result of another product."""
-    products = re.findall(r"(%[\w#]+) = tt\.dot %\S+, %\S+, (%[\w#]+)", ttir)
-    results = {result for result, _ in products}
-    return sum(total in results for _, total in products)
+    results: set[str] = set()
+    count = 0
+    for name, value in re.findall(r"^\s*(%[\w#]+)\S* = (.*)$", ttir, re.MULTILINE):
+        product = re.match(r"tt\.dot %\S+, %\S+, (%[\w#]+)", value)
+        count += product is not None and product[1] in results
+        # another branch may have the name again
+        (results.discard if product is None else results.add)(name)
+    return count
 
 
 def _widths(code: str, which: str) -> dict[str, int]:
