@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, cast
 
 import torch
@@ -80,6 +81,30 @@ class PackedWeight(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return cls.__torch_function__(func, types, args, kwargs)
+
+
+class NoGradient:
+    """The ``requires_grad_`` of packed bytes, since torch's own error names neither the layer nor the fix.
+
+    Args:
+        packed: the bytes.
+        place: the name that the layer has in its model.
+    """
+
+    def __init__(self, packed: Parameter | None, place: str) -> None:
+        self._packed = (lambda: None) if packed is None else weakref.ref(packed)
+        self._place = place
+
+    def __call__(self, requires_grad: bool = True) -> Any:
+        if requires_grad:
+            raise InvalidInputError(
+                f"got requires_grad = True for the packed weight of {self._place}, expected False, since packed bytes "
+                f"have no gradient; to fix: leave it unpacked, quantize(model, skip=[{self._place!r}]), or {UNPACK}"
+            )
+        return self._packed()
+
+    def __reduce__(self) -> Any:
+        return NoGradient, (None, self._place)  # the layer gives its copy another one
 
 
 def refused_write(name: str) -> InvalidInputError:

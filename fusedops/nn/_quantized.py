@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,12 +12,17 @@ from torch.nn import Parameter
 
 from fusedops._torch import is_plain, is_traced, is_transformed
 from fusedops.errors import InvalidInputError
-from fusedops.nn._packed_weight import PackedWeight, refused_write
+from fusedops.nn._packed_weight import NoGradient, PackedWeight, refused_write
 from fusedops.ops import quantized_linear
 from fusedops.quantization import FORMATS, bytes_of_row, dequantize, quantize
 
 #: The name of the packed bytes, as a parameter and in state dicts: bytes of another format have another name.
 KEYS = {format: f"packed_{format}" for format in FORMATS}
+
+
+def weight_state(weight: Tensor) -> dict[str, Any]:
+    """Return the attributes of a weight that the packed one does not have: those of the user, and ``requires_grad``."""
+    return {**vars(weight), "requires_grad": weight.requires_grad}
 
 
 class _QuantizedLayer(torch.nn.Module):
@@ -25,10 +31,14 @@ class _QuantizedLayer(torch.nn.Module):
     Attributes:
         format: of the packed weight.
         weight_dtype: the dtype of the unpacked weight; ``module.to(dtype)`` changes it.
+        weight_state: ``requires_grad`` and the other attributes that the weight had.
+        place: the name of the layer in its model.
     """
 
     format: str
     weight_dtype: torch.dtype
+    weight_state: Mapping[str, Any] = MappingProxyType({})
+    place: str = ""
 
     def _empty(self, rows: int, columns: int, format: str, device: Any, dtype: torch.dtype | None) -> None:
         size = bytes_of_row(columns, format) if format in FORMATS else None
@@ -42,6 +52,16 @@ class _QuantizedLayer(torch.nn.Module):
 
     def _hold(self, packed: Parameter) -> None:
         super().register_parameter(KEYS[self.format], packed)
+
+    def name_gradient(self, place: str) -> None:
+        """Let an error for a gradient of the packed weight name the layer."""
+        self.place = place
+        vars(self.packed)["requires_grad_"] = NoGradient(self.packed, place)
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        if self.place:
+            self.name_gradient(self.place)
 
     @property
     def packed(self) -> Parameter:
@@ -160,6 +180,7 @@ class QuantizedLinear(_QuantizedLayer, torch.nn.Linear):  # pyright: ignore[repo
             linear.in_features, linear.out_features, False, format=format, device="meta", dtype=linear.weight.dtype
         )
         made._hold(Parameter(quantize(linear.weight, format), requires_grad=False))
+        made.weight_state = weight_state(linear.weight)
         made.bias = linear.bias
         return made
 
@@ -223,6 +244,7 @@ class QuantizedEmbedding(_QuantizedLayer, torch.nn.Embedding):  # pyright: ignor
         size = embedding.num_embeddings, embedding.embedding_dim
         made = cls(*size, format=format, device="meta", dtype=embedding.weight.dtype)
         made._hold(Parameter(quantize(embedding.weight, format), requires_grad=False))
+        made.weight_state = weight_state(embedding.weight)
         made.padding_idx = embedding.padding_idx
         return made
 

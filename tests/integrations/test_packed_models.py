@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from pathlib import Path
@@ -73,6 +74,23 @@ def test_a_part_of_a_model_stays_tied_and_cannot_be_saved(tmp_path: Path) -> Non
     assert torch.equal(logits(transformers.LlamaForCausalLM.from_pretrained(tmp_path)), logits(model))
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("part", ["", "model"])
+def test_unpacked_weights_have_gradients_and_attributes_as_before(tied: bool, part: str) -> None:
+    model = llama(tied)
+    model.model.layers[0].requires_grad_(False)
+    model.model.layers[1].mlp.up_proj.weight.mark = "mine"
+
+    def states(of: Any) -> dict[str, Any]:
+        return {name: (each.requires_grad, getattr(each, "mark", "")) for name, each in of.named_parameters()}
+
+    before = states(model)
+    packed = quantize(model.get_submodule(part))
+    other = copy.deepcopy(model)
+    packed.remove(), quantize(other, skip=["*"]).remove()
+    assert states(model) == states(other) == before
+
+
 def test_what_is_left_has_a_reason() -> None:
     class Twice(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -85,7 +103,8 @@ def test_what_is_left_has_a_reason() -> None:
     tied.weight = other.weight
     renormed = nn.Embedding(3, 32, max_norm=1.0)
     layers = [nn.Linear(33, 2), nn.Linear(32, 2, device="meta"), infinite, large, other, tied, renormed]
-    layers.append(nn.Linear(32, 4))
+    layers += [nn.Linear(32, 4), nn.Linear(32, 6)]
+    layers[-1].weight.register_hook(torch.zeros_like)
     before = [layer.weight for layer in layers]
     with pytest.warns(FusedOpsWarning, match="nothing is replaced"):
         applied = quantize(nn.Sequential(*layers), skip=["7"])
@@ -98,6 +117,7 @@ def test_what_is_left_has_a_reason() -> None:
         "its class has a forward of its own",
         "a module that is left has the same weight",
         "max_norm changes its weight",
+        "its weight has hooks of its gradient",
     }
     assert all(layer.weight is weight for layer, weight in zip(layers, before))
 

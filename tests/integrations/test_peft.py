@@ -80,7 +80,9 @@ def test_an_adapter_on_packed_weights(format: str, options: dict[str, Any], tmp_
     quantize(other, format=format), apply(other)
     assert torch.equal(logits(peft.PeftModel.from_pretrained(other, tmp_path)), logits(adapted))
     after = logits(adapted)
+    names = trained(adapted).keys()
     packed.remove()
+    assert trained(adapted).keys() == names
     merged = adapted.merge_and_unload()
     assert not any(isinstance(each, fusedops.nn.QuantizedLinear) for each in merged.modules())
     torch.testing.assert_close(logits(merged), after, rtol=1e-4, atol=1e-5)
@@ -112,6 +114,27 @@ def test_the_adapter_of_a_tied_embedding_is_that_of_the_head() -> None:
     adapted, want = with_adapter(model, **options), with_adapter(plain, **options)
     assert trained(adapted).keys() == trained(want).keys()
     torch.testing.assert_close(logits(adapted), logits(want), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_a_prompt_is_trained_before_packed_weights(kind: str) -> None:
+    import peft
+
+    model, plain, results = llama(tied=True), llama(tied=True), []
+    quantize(model), quantize(plain).remove()
+    for each in (model, plain):
+        torch.manual_seed(1)
+        adapted = peft.get_peft_model(each, getattr(peft, kind)(num_virtual_tokens=4, task_type="CAUSAL_LM"))
+        results.append(logits(adapted))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_a_packed_layer_is_not_trained_whole() -> None:
+    packed, left = llama(), llama()
+    quantize(packed), quantize(left, skip=["lm_head"])
+    with pytest.raises(InvalidInputError, match=r"the packed weight of lm_head, .*to fix: .*skip=\['lm_head'\]"):
+        with_adapter(packed, modules_to_save=["lm_head"])
+    assert "lm_head" in " ".join(trained(with_adapter(left, modules_to_save=["lm_head"])))
 
 
 @pytest.mark.parametrize("start", ["pissa", "olora"])

@@ -23,7 +23,7 @@ from fusedops.integrations.transformers._modules.linear import Dense
 from fusedops.integrations.transformers._replacement import own_class, replacement_of, restore
 from fusedops.nn import QuantizedEmbedding, QuantizedLinear
 from fusedops.nn._packed_weight import UNPACK
-from fusedops.nn._quantized import KEYS
+from fusedops.nn._quantized import KEYS, weight_state
 from fusedops.quantization import FORMATS
 
 _NOTHING = "found no linear layer or embedding whose rows are whole blocks"
@@ -134,6 +134,9 @@ def _reason_to_leave(name: str, layer: Linear | Embedding, format: str, patterns
         return "max_norm changes its weight"
     if type(layer.weight) is not Parameter or not layer.weight.is_floating_point() or layer.weight.dim() != 2:
         return "its weight is no plain parameter of floating numbers"
+    hooked: Any = layer.weight
+    if hooked._backward_hooks or hooked._post_accumulate_grad_hooks:
+        return "its weight has hooks of its gradient"
     if layer.weight.is_meta:
         return "its weight is not loaded"
     columns, block = layer.weight.shape[1], FORMATS[format].weights
@@ -181,7 +184,7 @@ def pack(layer: Any, packed: Parameter, format: str) -> None:
     """Give a linear layer or an embedding a packed weight in place of its own, which may be on the meta device."""
     if _class_of(layer) is not type(layer):
         restore(layer)
-    layer.weight_dtype = layer.weight.dtype
+    layer.weight_dtype, layer.weight_state = layer.weight.dtype, weight_state(layer.weight)
     _exchange(layer, "weight", KEYS[format], packed)
     layer.format = format
     layer.__class__ = _PACKED[type(layer)]
@@ -195,19 +198,29 @@ def _exchange(layer: Any, old: str, new: str, parameter: Parameter) -> None:
     own.update(parameters)
 
 
+def _named_layers(model: Module, remove_duplicate: bool = True) -> list[tuple[str, Any]]:
+    """Return the packed layers of a model by their names."""
+    named: Iterable[tuple[str, Any]] = cast("Any", model).named_modules(remove_duplicate=remove_duplicate)
+    return [(name, each) for name, each in named if type(each) in _OPS]
+
+
 def _layers(model: Module) -> list[Any]:
     """Return the packed layers of a model."""
-    return [each for each in model.modules() if type(each) in _OPS]
+    return [each for _, each in _named_layers(model)]
 
 
-class _SavePretrained:
-    """The ``save_pretrained`` of a model with packed weights, which ``from_pretrained`` could not read.
-
-    It holds the model weakly: an attribute of the model must not keep it.
-    """
+class _Method:
+    """A method of one model with packed weights. It holds the model weakly: an attribute must not keep it."""
 
     def __init__(self, model: Any) -> None:
         self._model = weakref.ref(model)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._model(),)  # a copy of the model holds the copy
+
+
+class _SavePretrained(_Method):
+    """The ``save_pretrained`` of a model with packed weights, which ``from_pretrained`` could not read."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Save the adapter of a model that has one; raise for another model."""
@@ -221,13 +234,30 @@ class _SavePretrained:
         kind = cast("Any", type(model))
         return kind.save_pretrained(model, *args, **kwargs)
 
-    def __reduce__(self) -> Any:
-        return _SavePretrained, (self._model(),)  # a copy of the model holds the copy
+
+class _GetSubmodule(_Method):
+    """The ``get_submodule`` of a model, which takes the name of packed bytes for that of their layer.
+
+    PEFT finds the embedding by the name of a parameter with a row for each token, without its ``.weight``.
+    """
+
+    def __call__(self, target: str) -> Any:
+        model: Any = self._model()
+        if model is None:
+            raise InvalidInputError("get_submodule: got a model that is freed, expected one; to fix: keep the model")
+        path, _, leaf = target.rpartition(".")
+        kind = cast("Any", type(model))
+        return kind.get_submodule(model, path if leaf in KEYS.values() else target)
+
+
+_METHODS: dict[str, type[_Method]] = {"save_pretrained": _SavePretrained, "get_submodule": _GetSubmodule}
 
 
 def packed_model(model: Module, whole: Iterable[Module]) -> None:
     """Finish a model whose weights are packed: a save that could not be read is refused, and slow threads are named."""
     _declare(whole)
+    for name, layer in _named_layers(model):
+        layer.name_gradient(name)
     if next(model.parameters()).is_cpu:
         log_spinning_threads()  # each token waits for them at each layer
 
@@ -237,10 +267,12 @@ def _declare(modules: Iterable[Any]) -> None:
     modeling: Any = sys.modules.get("transformers.modeling_utils")
     for model in modules:
         if modeling is not None and isinstance(model, modeling.PreTrainedModel):
-            if _layers(model):
-                setattr(model, "save_pretrained", _SavePretrained(model))  # noqa: B010
-            elif isinstance(vars(model).get("save_pretrained"), _SavePretrained):
-                del model.save_pretrained
+            packed = bool(_layers(model))
+            for name, method in _METHODS.items():
+                if packed:
+                    setattr(model, name, method(model))
+                elif isinstance(vars(model).get(name), method):
+                    delattr(model, name)
             _name_ties(model)
 
 
@@ -249,8 +281,7 @@ def _name_ties(model: Any) -> None:
     declared: Any = model._tied_weights_keys
     if not isinstance(declared, dict):
         return
-    named: Iterable[tuple[str, Any]] = model.named_modules(remove_duplicate=False)
-    layers = {name: each for name, each in named if type(each) in _OPS}
+    layers = dict(_named_layers(model, remove_duplicate=False))
     ties = dict(_tie(target, source, layers) for target, source in cast("dict[str, str]", declared).items())
     if ties == type(model)._tied_weights_keys:
         vars(model).pop("_tied_weights_keys", None)
@@ -272,14 +303,21 @@ def _tie(target: str, source: str, layers: dict[str, Any]) -> tuple[str, str]:
 def unpack(model: Module) -> None:
     """Give every packed layer of a model its unpacked weight."""
     whole, packed = _whole(model), {id(each.packed) for each in _layers(model)}
+    # PEFT freezes every weight below an adapter, also those that it does not adapt
+    adapted = {id(each) for top in whole if getattr(top, "peft_config", None) for each in top.modules()}
     tied: dict[int, list[Any]] = {}
     for layer in whole:
         if type(layer) in _OPS and id(layer.packed) in packed:
             tied.setdefault(id(layer.packed), []).append(layer)
     for group in tied.values():
         weight = Parameter(group[0].dequantize())
+        for name, value in group[0].weight_state.items():
+            setattr(weight, name, value)
+        if any(id(layer) in adapted for layer in group):
+            weight.requires_grad = False
         for layer in group:
             _exchange(layer, KEYS[layer.format], "weight", weight)
             layer.__class__ = next(plain for plain, packed in _PACKED.items() if packed is type(layer))
-            del layer.format, layer.weight_dtype
+            for name in ("format", "weight_dtype", "weight_state", "place"):
+                vars(layer).pop(name, None)
     _declare(whole)
