@@ -88,23 +88,23 @@ class NoGradient:
 
     Args:
         packed: the bytes.
-        place: the name that the layer has in its model.
+        name: that the layer has in its model.
     """
 
-    def __init__(self, packed: Parameter | None, place: str) -> None:
+    def __init__(self, packed: Parameter | None, name: str) -> None:
         self._packed = (lambda: None) if packed is None else weakref.ref(packed)
-        self._place = place
+        self._name = name
 
     def __call__(self, requires_grad: bool = True) -> Any:
         if requires_grad:
             raise InvalidInputError(
-                f"got requires_grad = True for the packed weight of {self._place}, expected False, since packed bytes "
-                f"have no gradient; to fix: leave it unpacked, quantize(model, skip=[{self._place!r}]), or {UNPACK}"
+                f"got requires_grad = True for the packed weight of {self._name}, expected False, since packed bytes "
+                f"have no gradient; to fix: leave it unpacked, quantize(model, skip=[{self._name!r}]), or {UNPACK}"
             )
         return self._packed()
 
     def __reduce__(self) -> Any:
-        return NoGradient, (None, self._place)  # the layer gives its copy another one
+        return NoGradient, (None, self._name)  # the layer gives its copy another one
 
 
 def refused_write(name: str) -> InvalidInputError:

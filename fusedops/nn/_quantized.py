@@ -32,13 +32,13 @@ class _QuantizedLayer(torch.nn.Module):
         format: of the packed weight.
         weight_dtype: the dtype of the unpacked weight; ``module.to(dtype)`` changes it.
         weight_state: ``requires_grad`` and the other attributes that the weight had.
-        place: the name of the layer in its model.
+        full_name: of the layer in its model.
     """
 
     format: str
     weight_dtype: torch.dtype
     weight_state: Mapping[str, Any] = MappingProxyType({})
-    place: str = ""
+    full_name: str = ""
 
     def _empty(self, rows: int, columns: int, format: str, device: Any, dtype: torch.dtype | None) -> None:
         size = bytes_of_row(columns, format) if format in FORMATS else None
@@ -53,15 +53,15 @@ class _QuantizedLayer(torch.nn.Module):
     def _hold(self, packed: Parameter) -> None:
         super().register_parameter(KEYS[self.format], packed)
 
-    def name_gradient(self, place: str) -> None:
+    def name_gradient(self, name: str) -> None:
         """Let an error for a gradient of the packed weight name the layer."""
-        self.place = place
-        vars(self.packed)["requires_grad_"] = NoGradient(self.packed, place)
+        self.full_name = name
+        vars(self.packed)["requires_grad_"] = NoGradient(self.packed, name)
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        if self.place:
-            self.name_gradient(self.place)
+        if self.full_name:
+            self.name_gradient(self.full_name)
 
     @property
     def packed(self) -> Parameter:

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import re
 import struct
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from gguf_bytes import ARRAY, STRING, Parts, mutations, parts, text
-from gguf_files import llama, write
+from gguf_files import llama, write, write_mapped
 
 from fusedops import FusedOpsWarning
 from fusedops.errors import InvalidInputError
 from fusedops.integrations.transformers import from_gguf
+from fusedops.integrations.transformers._weights.gguf_config import dropped_values, set_values
+from fusedops.integrations.transformers._weights.gguf_header import Header
 
 gguf: Any = pytest.importorskip("gguf")
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 32, "num_hidden_layers": 1}
 TINY |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+LARGER = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 IDS = torch.arange(3, 25).view(2, 11)
 UINT32, FLOAT32 = 4, 6
 
@@ -208,6 +213,82 @@ def test_without_heads_of_keys_there_are_as_many_as_of_queries(tmp_path: Path) -
     got = loaded(tmp_path, without("llama.attention.head_count_kv")(whole))
     with torch.no_grad():
         torch.testing.assert_close(got(IDS).logits, model.half().float()(IDS).logits)
+
+
+SMALL = {"embedding_length": 64, "block_count": 2, "attention.head_count": 4}
+OTHERS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "gpt2": (
+        lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=40, n_embd=64, n_layer=2, n_head=4, n_positions=24, n_inner=96)
+        ),
+        {"context_length": 24, "feed_forward_length": 96, "attention.layer_norm_epsilon": 1e-5},
+    ),
+    "starcoder2": (
+        lambda: transformers.Starcoder2ForCausalLM(
+            transformers.Starcoder2Config(**LARGER, intermediate_size=96, vocab_size=40)
+        ),
+        {"feed_forward_length": 96, "attention.head_count_kv": 2, "attention.layer_norm_epsilon": 1e-5},
+    ),
+    "lfm2": (
+        lambda: transformers.Lfm2ForCausalLM(
+            transformers.Lfm2Config(
+                **LARGER,
+                intermediate_size=96,
+                vocab_size=40,
+                norm_eps=1e-2,
+                layer_types=["conv", "full_attention"],
+                block_auto_adjust_ff_dim=False,
+            )
+        ),
+        {
+            "feed_forward_length": 96,
+            "attention.head_count_kv": [0, 2],
+            "attention.layer_norm_rms_epsilon": 1e-2,
+            "rope.freq_base": 1e6,
+            "shortconv.l_cache": 3,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_sizes_and_values_are_those_of_the_file(tmp_path: Path, architecture: str) -> None:
+    make, values = OTHERS[architecture]
+    torch.manual_seed(0)
+    model = make().eval()
+    got = from_gguf(write_mapped(tmp_path / "model.gguf", architecture, model, SMALL | values))
+    with torch.no_grad():
+        torch.testing.assert_close(got(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_each_value_that_transformers_reads_is_used_or_named() -> None:
+    reading: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    found: dict[str, list[str]] = {}
+    for kind, mapping in reading.GGUF_TO_TRANSFORMERS_MAPPING["config"].items():
+        of_text = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}.get(kind, kind)
+        if of_text not in transformers.CONFIG_MAPPING:
+            continue
+        config, known = (transformers.AutoConfig.for_model(of_text) for _ in range(2))
+        unread = {key: name for key, name in mapping.items() if name and not hasattr(known, name)}
+        unused = [key for key, name in mapping.items() if name is None and key.startswith("rope.")]
+        values: dict[str, Any] = {key: 7e-3 if "eps" in key else 7 for key in unread}
+        for key, name in unread.items():
+            setattr(config, name, values[key])  # as transformers passes it
+        values |= {key: 5 for key in unused}
+        parsed = {"general.architecture": kind} | {f"{kind}.{key}": value for key, value in values.items()}
+        of_file = Header("model.gguf", parsed, {}, [])
+        set_values(of_file, mapping, config)
+        named = dropped_values(of_file, mapping, config)
+        for key, value in values.items():
+            used = any(vars(config)[name] == value for name in vars(known) if name != unread.get(key))
+            if not used and f"{kind}.{key} = {value!r}" not in named:
+                found.setdefault(key, []).append(kind)
+    assert found.keys() <= {
+        "context_length",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "decoder_start_token_id",
+    }
 
 
 @contextmanager

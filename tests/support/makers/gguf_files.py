@@ -71,3 +71,29 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_mapped(path: Path, architecture: str, model: Any, values: dict[str, Any]) -> Path:
+    """Write a model by the names that transformers reads its tensors from, with a vocabulary and float32."""
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in values.items():
+        add = {int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}[type(value)]
+        add(f"{architecture}.{key}", value)
+    writer.add_token_list([f"token {i}" for i in range(model.config.vocab_size)])
+    processor: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)()
+    tensors = dict(model.named_parameters())
+    for stored, name in get_gguf_hf_weights_map(model, processor).items():
+        if name in tensors:
+            tensor = tensors[name].detach().numpy()
+            tensor = tensor.squeeze(1) if tensor.ndim == 3 else tensor  # of a convolution
+            swapped = processor.process(tensor, stored).weights  # the weights of GPT-2 are its only change
+            writer.add_tensor(stored, (swapped if architecture == "gpt2" else tensor).copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -19,7 +19,7 @@ from torch.nn import Embedding, Linear, Parameter
 
 from fusedops._report.foreign_text import error_text
 from fusedops.errors import FusedOpsWarning, InvalidInputError
-from fusedops.integrations.transformers._weights.gguf_config import check_values, dropped_values
+from fusedops.integrations.transformers._weights.gguf_config import check_values, dropped_values, set_values
 from fusedops.integrations.transformers._weights.gguf_header import (
     OTHER,
     Header,
@@ -110,10 +110,11 @@ def _build(header: Header, dtype: torch.dtype, auto_class: Any) -> tuple[Any, di
     transformers: Any = importlib.import_module("transformers")
     accelerate: Any = importlib.import_module("accelerate")
     reading: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    defaults = _defaults(header)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "header.gguf")
         with open(path, "wb") as written:
-            write_header(header, written, _defaults(header))
+            write_header(header, written, defaults)
         with _foreign(header):
             parsed = reading.load_gguf_checkpoint(path)["config"]
     mapping = reading.GGUF_TO_TRANSFORMERS_MAPPING["config"]
@@ -121,7 +122,10 @@ def _build(header: Header, dtype: torch.dtype, auto_class: Any) -> tuple[Any, di
     check_values(header, mapping)
     with _foreign(header):
         processor = reading.TENSOR_PROCESSORS.get(header.architecture, reading.TensorProcessor)(config=parsed)
+        if "vocab_size" in defaults:  # not read for each architecture
+            parsed.setdefault("vocab_size", defaults["vocab_size"])
         config = transformers.AutoConfig.for_model(**parsed)
+        set_values(header, mapping, config)
         with accelerate.init_empty_weights(include_buffers=False):
             model = (auto_class or transformers.AutoModelForCausalLM).from_config(config, dtype=dtype)
         model.tie_weights()
@@ -146,8 +150,9 @@ def _foreign(header: Header) -> Generator[None]:
 def _defaults(header: Header) -> dict[str, int]:
     """Return the values that a file has in another way, as llama.cpp reads them."""
     tokens = header.values.get("tokenizer.ggml.tokens")
+    rows = next((each.shape[0] for each in header.tensors if each.name == "token_embd.weight"), None)
     heads = header.values.get(f"{header.architecture}.attention.head_count")
-    defaults = {"vocab_size": tokens.length if isinstance(tokens, LeftOut) else None, "attention.head_count_kv": heads}
+    defaults = {"vocab_size": tokens.length if isinstance(tokens, LeftOut) else rows, "attention.head_count_kv": heads}
     return {
         key: value
         for key, value in defaults.items()

@@ -32,6 +32,7 @@ _IN_SHAPES = {
     "attention.value_length",
     "block_count",
     "context_length",
+    "decoder_start_token_id",
     "embedding_length",
     "expert_count",
     "expert_feed_forward_length",
@@ -44,14 +45,22 @@ _IN_SHAPES = {
     "vocab_size",
 }
 #: Values that change nothing, besides 0.
-_NEUTRAL = {"attention.causal": True, "rope.scaling.factor": 1.0, "rope.scaling.type": "none"}
-#: The names that a config has for values which transformers does not read.
+_NEUTRAL = {
+    "attention.causal": True,
+    "minimax-m2.expert_gating_func": 2,  # sigmoid, as transformers' router
+    "rope.scaling.factor": 1.0,
+    "rope.scaling.type": "none",
+}
+#: The names that a config has for values which transformers does not read, or gives a name that the config lacks.
 _NAMES = {
+    "attention.head_count_kv": ("num_kv_heads",),
     "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
     "attention.sliding_window": ("sliding_window",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "context_length": ("n_positions",),
     "expert_used_count": ("num_experts_per_tok",),
+    "feed_forward_length": ("n_inner", "ffn_hidden_size"),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "logit_scale": ("logit_scale",),
     "use_parallel_residual": ("use_parallel_residual",),
@@ -90,19 +99,30 @@ def check_values(header: Header, mapping: dict[str, Any]) -> None:
                 raise invalid(header.name, got, f"at most {largest}, the largest dim of its tensors", _FIX)
 
 
+def set_values(header: Header, mapping: dict[str, Any], config: Any) -> None:
+    """Give a config the values that transformers gives a name which the class of the config does not have."""
+    known = type(config)()
+    for key, value in _values_of_model(header).items():
+        name = next((name for name in _NAMES.get(key, ()) if hasattr(known, name)), None)
+        if name and mapping.get(key) is not None and not hasattr(known, mapping[key]) and type(value) in (int, float):
+            setattr(config, name, value)
+
+
 def dropped_values(header: Header, mapping: dict[str, Any], config: Any) -> list[str]:
     """Return the values that change a model's numbers and that its config does not have, each as a text."""
     dropped: list[str] = []
+    known = type(config)()  # a config takes any name, its class reads its own
     for key, value in _values_of_model(header).items():
-        names = [name for name in _NAMES.get(key, ()) if hasattr(config, name)]
-        if mapping.get(key) is not None or key in _IN_SHAPES:
+        names = [name for name in _NAMES.get(key, ()) if hasattr(known, name)]
+        if key in _IN_SHAPES or (mapping.get(key) is not None and hasattr(known, mapping[key])):
             continue
         if key in ("rope.freq_base", "rope.dimension_count"):
             same = _equal(_rope(config)[key], value)
         elif names:
             same = any(_equal(getattr(config, name), value) for name in names)
         else:
-            same = _NEUTRAL.get(key) == value or (value == 0 and type(value) is not bool)
+            neutral = _NEUTRAL.get(key, _NEUTRAL.get(f"{header.architecture}.{key}"))
+            same = neutral == value or (value == 0 and type(value) is not bool)
         if not same:
             dropped.append(f"{header.architecture}.{key} = {value!r}")
     return dropped
@@ -118,7 +138,8 @@ def _rope(config: Any) -> dict[str, Any]:
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     parameters = parameters.get("full_attention", parameters)
     heads = getattr(config, "num_attention_heads", None)
-    size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    own: dict[str, Any] = vars(config)  # Gemma 4's head_dim, one for each layer, cannot be read as an attribute
+    size = own.get("head_dim") or (config.hidden_size // heads if heads else 0)
     rotated = int(size * (parameters.get("partial_rotary_factor") or 1))
     return {"rope.freq_base": parameters.get("rope_theta"), "rope.dimension_count": rotated}
 

@@ -318,6 +318,6 @@ def unpack(model: Module) -> None:
         for layer in group:
             _exchange(layer, KEYS[layer.format], "weight", weight)
             layer.__class__ = next(plain for plain, packed in _PACKED.items() if packed is type(layer))
-            for name in ("format", "weight_dtype", "weight_state", "place"):
+            for name in ("format", "weight_dtype", "weight_state", "full_name"):
                 vars(layer).pop(name, None)
     _declare(whole)
