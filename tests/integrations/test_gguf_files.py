@@ -274,7 +274,7 @@ def test_each_value_that_transformers_reads_is_used_or_named() -> None:
         values: dict[str, Any] = {key: 7e-3 if "eps" in key else 7 for key in unread}
         for key, name in unread.items():
             setattr(config, name, values[key])  # as transformers passes it
-        values |= {key: 5 for key in unused}
+        values |= dict.fromkeys(unused, 5)
         parsed = {"general.architecture": kind} | {f"{kind}.{key}": value for key, value in values.items()}
         of_file = Header("model.gguf", parsed, {}, [])
         set_values(of_file, mapping, config)

@@ -138,8 +138,8 @@ def _rope(config: Any) -> dict[str, Any]:
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     parameters = parameters.get("full_attention", parameters)
     heads = getattr(config, "num_attention_heads", None)
-    own: dict[str, Any] = vars(config)  # Gemma 4's head_dim, one for each layer, cannot be read as an attribute
-    size = own.get("head_dim") or (config.hidden_size // heads if heads else 0)
+    own = cast("dict[str, Any]", vars(config))  # Gemma 4's head_dim, one for each layer, cannot be read as an attribute
+    size: Any = own.get("head_dim") or (config.hidden_size // heads if heads else 0)
     rotated = int(size * (parameters.get("partial_rotary_factor") or 1))
     return {"rope.freq_base": parameters.get("rope_theta"), "rope.dimension_count": rotated}
 
