@@ -22,6 +22,7 @@ from fusedops._explain import find_op
 from fusedops._plugins.registry import registry
 from fusedops._report.direction import call_name
 from fusedops._report.foreign_text import error_text
+from fusedops._report.suggestion import unknown_name
 from fusedops.errors import InvalidInputError, PolicyError
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the command, and return its exit code."""
     from fusedops._plan.plan import device_named  # not at import: it loads torch's counters of products
 
+    if options.json and options.compare is not None:
+        raise InvalidInputError("plan: got --json and --compare, expected one of them; to fix: Plan.compare in Python")
     required = None if options.require is None else _required(options.require)
     model = _model(options.model, None if options.dtype is None else floating_dtype(options.dtype))
     sizes = {"batch": options.batch, "length": options.length}
@@ -103,17 +106,26 @@ def _required(text: str) -> tuple[str, list[str]]:
 
 
 def _missed(plan: fusedops.Plan, backend: str, ops: Sequence[str]) -> bool:
-    """Print each call that the required backend does not serve, with the reason; return True where there are any."""
+    """Print each call that the required backend does not serve, with the reason, and each op that the model does not
+    call; return True where there are any.
+    """
     missed: dict[str, list[PlanRow]] = {}
     for row in plan.fallbacks(backend, ops):
         missed.setdefault(call_name(row.op, row.direction), []).append(row)
+    called = {row.op for row in plan.rows}
+    absent = [f"call of {op}" for op in ops if op not in called] or (["call of an op"] if not called else [])
+    for what in absent:
+        print_error(f"{plan.device}: {plan.model} makes no {what}, which {backend} is to serve: apply replaced none")
     for name, rows in missed.items():
         reasons = [each.reason for row in rows for each in row.refused if each.backend == backend]
         default = "it has no kernel for it" if rows[0].direction == "forward" else f"forward runs on {rows[0].backend}"
         why = f"{reasons[0].detail}; to fix: {reasons[0].fix}" if reasons else default
         calls = sum(row.calls for row in rows)
-        print_error(f"{plan.device}: {calls} calls of {name} run on {rows[0].backend}, not on {backend}: {why}")
-    return bool(missed)
+        print_error(
+            f"{plan.device}: {calls} call{'s' * (calls != 1)} of {name} run on {rows[0].backend}, "
+            f"not on {backend}: {why}"
+        )
+    return bool(missed or absent)
 
 
 def _model(text: str, wanted: torch.dtype | None) -> Module:
@@ -129,7 +141,11 @@ def _model(text: str, wanted: torch.dtype | None) -> Module:
                 config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
             else:
                 sizes = dict(each.split("=", 1) for each in rest.split(",") if each)
-                config = getattr(transformers, name)(**{key: ast.literal_eval(each) for key, each in sizes.items()})
+                known = getattr(transformers, name)()
+                wrong = [key for key in sizes if not hasattr(known, key)]
+                if wrong:
+                    raise InvalidInputError(f"plan: {unknown_name(f'size of {name}', wrong[0], [*known.to_dict()])}")
+                config = type(known)(**{key: ast.literal_eval(each) for key, each in sizes.items()})
             with torch.device("meta"):
                 return _class_of(transformers, config)._from_config(
                     config, dtype=wanted or config.dtype or torch.bfloat16
@@ -139,6 +155,8 @@ def _model(text: str, wanted: torch.dtype | None) -> Module:
             with torch.device("meta"):
                 made = getattr(import_module(name), rest)()
             return made if wanted is None else made.to(wanted)
+    except InvalidInputError:
+        raise
     except Exception as error:  # any error of a foreign file, config or function
         raise InvalidInputError(
             f"plan: got {text!r}, which makes no model: {error_text(error)}, expected a config of transformers or "

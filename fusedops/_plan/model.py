@@ -22,7 +22,7 @@ from fusedops.errors import InvalidInputError
 def without_numbers(tensor: Tensor, watcher: Watcher) -> Tensor:
     """Return a tensor of a plan like another one: integers with values are kept where they are few."""
     if not tensor.is_floating_point() and not tensor.is_meta and tensor.numel() <= MOST_KNOWN:
-        return tensor.cpu()
+        return tensor.to("cpu", copy=True)  # a forward may count in it
     on_meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return ShapeTensor.of(on_meta, watcher).requires_grad_(tensor.requires_grad)
 
@@ -113,12 +113,13 @@ def _of_sizes(model: Any, batch: int, length: int, labels: bool) -> dict[str, An
     if target != name and target == "decoder_input_ids":
         named[target] = tokens
     is_language = callable(getattr(model, "get_output_embeddings", None)) and model.get_output_embeddings() is not None
-    if labels and is_language and "labels" in inspect.signature(model.forward).parameters and target in named:
+    base = model.get_base_model() if callable(getattr(model, "get_base_model", None)) else model  # below PEFT's
+    if labels and is_language and "labels" in inspect.signature(base.forward).parameters and target in named:
         named["labels"] = tokens
     return named
 
 
-def run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, steps: int) -> None:
+def run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, steps: int, watcher: Watcher) -> None:
     """Run a model once: forward; forward and backward; or the generation of ``steps`` tokens after a prompt's."""
     model.train(train)
     if steps:
@@ -128,13 +129,21 @@ def run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, 
                 "leave it out"
             )
         kwargs = {name: value for name, value in kwargs.items() if name != "labels"}
-        model.generate(*args, **kwargs, max_new_tokens=steps + 1, min_new_tokens=steps + 1, do_sample=False)
+        calls: list[None] = []
+
+        def count(module: Any, args: Any) -> None:
+            calls.append(None)
+
+        with model.register_forward_pre_hook(count):
+            model.generate(*args, **kwargs, max_new_tokens=steps + 1, min_new_tokens=steps + 1, do_sample=False)
+        if len(calls) <= steps:  # such as a search with beams, which ends by computed numbers
+            watcher.assume(f"the generation ended after {max(len(calls) - 1, 0)} of {steps} steps")
         return
     with torch.set_grad_enabled(train):
         outputs = model(*args, **kwargs)
         if train:
             loss = getattr(outputs, "loss", None)
-            parts = [loss] if isinstance(loss, Tensor) else _floating(outputs)
+            parts = _floating(loss if isinstance(loss, Tensor) else outputs)
             if not parts:
                 raise InvalidInputError(
                     f"plan: got train for a {type(model).__name__} whose outputs have no gradient, expected parameters "

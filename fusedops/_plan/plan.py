@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import warnings
-from contextlib import nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import Module
@@ -15,7 +18,7 @@ from fusedops._explain import is_here
 from fusedops._plan.model import arguments, copied, run
 from fusedops._plan.recorder import Recorder
 from fusedops._plan.report import Plan
-from fusedops._plan.shape_tensor import MakesShapeTensors, forget_cached
+from fusedops._plan.shape_tensor import MakesShapeTensors, alive, forget_cached
 from fusedops._plugins.registry import registry
 from fusedops._policy.use import use
 from fusedops._report.foreign_text import error_text
@@ -28,7 +31,7 @@ def plan(
     model: Module,
     inputs: Any,
     *,
-    device: str | DeviceSpec,
+    device: str | torch.device | DeviceSpec,
     capability: tuple[int, int] | None = None,
     train: bool = False,
     generate: bool | int = False,
@@ -45,8 +48,9 @@ def plan(
         model: a torch module; its tensors may be on the meta device.
         inputs: a tensor, a tuple of them, or a dict of its arguments; each may be a :class:`fusedops.TensorSpec`. For
             a model of transformers also the sizes of a batch: ``{"batch": 2, "length": 512}``.
-        device: a device type, the name of a chip that a backend knows, such as "H100" or "A2", or a DeviceSpec. A
-            device of this machine is asked what it has; of another one its own backend is taken for ready.
+        device: a device type, the name of a chip that a backend knows, such as "H100" or "A2", or a DeviceSpec; an
+            index is left out. A device of this machine is asked what it has; of another one its own backend is taken
+            for ready.
         capability: in place of the device's compute capability.
         train: plan a step of training: forward and backward, of the model's loss, else of the sum of its outputs.
         generate: plan a prompt and so many steps with the cache; True is one.
@@ -54,6 +58,9 @@ def plan(
 
     Raises:
         InvalidInputError: the model cannot be planned; the message has the reason.
+
+    Warns:
+        FusedOpsWarning: code outside of the model, such as a cache of its module, keeps tensors of the plan.
 
     >>> import torch, fusedops
     >>> model = torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 8))
@@ -67,8 +74,15 @@ def plan(
         )
     if train and generate:
         raise InvalidInputError("plan: got train and generate, expected one of them; to fix: make a plan of each")
-    spec = device if isinstance(device, DeviceSpec) else device_named(device)
-    spec = spec if capability is None else replace(spec, capability=capability)
+    spec = device if isinstance(device, DeviceSpec) else device_named(str(device))
+    spec = replace(spec, type=device_named(spec.type).type, capability=capability or spec.capability)
+    of_spec: Any = spec.capability
+    if of_spec is not None and not (
+        isinstance(of_spec, tuple) and [*map(type, cast("tuple[Any, ...]", of_spec))] == [int, int]
+    ):
+        raise InvalidInputError(
+            f"plan: got capability {of_spec!r}, expected two integers; to fix: write (9, 0) for 9.0"
+        )
     assume = False if not spec.chip and capability is None and is_here(spec.type) else frozenset(spec.packages)
     recorder = Recorder(spec, assume)
     notes: list[str] = []
@@ -83,16 +97,17 @@ def plan(
         if applied:
             notes.append(applied)
         try:
-            with torch.random.fork_rng(devices=[], device_type="cpu"), MakesShapeTensors(recorder):
+            with _random_state(), torch.device("cpu"), MakesShapeTensors(recorder):
                 args, kwargs = arguments(made, inputs, recorder, train)
-                run(made, args, kwargs, train, int(generate))
+                run(made, args, kwargs, train, int(generate), recorder)
         except FusedOpsError:
             raise
         except Exception as error:  # any error of a foreign forward, which may need the numbers
+            assumed = "".join(f"; assumed before: {text}" for text in recorder.assumed[-1:])
             raise InvalidInputError(
-                f"plan: got {error_text(error)} in {type(own).__name__}, expected a forward that runs without its "
-                "numbers; to fix: see that it runs on this machine with the same inputs, pass its integers as tensors "
-                "with values, and register a fake implementation of an op that has none"
+                f"plan: got {error_text(error)} in {type(own).__name__}{assumed}, expected a forward that runs without "
+                "its numbers; to fix: see that it runs on this machine with the same inputs, pass its integers as "
+                "tensors with values, and register a fake implementation of an op that has none"
             ) from error
         finally:
             forget_cached()
@@ -101,6 +116,14 @@ def plan(
     if 0 < spec.memory < weights:
         what = "the weights and their gradients" if train else "the weights"
         notes.append(f"{what} take {weights / 2**30:.3g} GiB, more than the {spec.memory / 2**30:.3g} GiB of {spec}")
+    del made, args, kwargs
+    if kept := alive(recorder):
+        text = (
+            f"plan: tensors without numbers ({kept}) are kept outside of {type(own).__name__}, such as in a cache of "
+            "its module or by a hook: a real call may get them; to fix: clear that, or plan in a process of its own"
+        )
+        warnings.warn(text, FusedOpsWarning, stacklevel=2)
+        notes.append(text)
     kind = "training" if train else "generation" if generate else "forward"
     return Plan(type(own).__name__, spec, kind, recorder.rows(), recorder.torch, recorder.assumed, notes)
 
@@ -115,11 +138,24 @@ def device_named(name: str) -> DeviceSpec:
     chips = {chip.chip.rpartition(" ")[2].lower(): chip for backend in backends for chip in backend.chips}
     if name.lower() in chips:
         return chips[name.lower()]
-    unknown = registry.unknown_device_type(name)
-    if unknown:
+    base, _, index = name.partition(":")
+    name = base if index.isdigit() else name
+    if registry.unknown_device_type(name):
         kinds = {kind for backend in backends for kind in backend.device_types} - {"*"}
         raise InvalidInputError(f"plan: {unknown_name('device', name, [*chips, *kinds])}")
     return DeviceSpec(name)
+
+
+@contextmanager
+def _random_state() -> Generator[None]:
+    """Leave the random numbers of torch, Python and NumPy as they are."""
+    numpy: Any = sys.modules.get("numpy")
+    state, of_numpy = random.getstate(), numpy and numpy.random.get_state()
+    with torch.random.fork_rng(devices=[], device_type="cpu"):
+        yield
+    random.setstate(state)
+    if numpy:
+        numpy.random.set_state(of_numpy)
 
 
 def _applied(model: Module) -> str:

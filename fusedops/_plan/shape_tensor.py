@@ -78,6 +78,9 @@ class ShapeTensor(Tensor):
         """Return 0: there is no memory."""
         return 0
 
+    def __format__(self, spec: str) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return format(self.item() if self.dim() == 0 else repr(self), spec if self.dim() == 0 else "")
+
     def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         return f"ShapeTensor({tuple(self.shape)}, {self.dtype})"
 
@@ -230,6 +233,18 @@ def _masked_select(watcher: Watcher, tensor: Tensor, mask: Tensor) -> Any:
     return _index(watcher, whole[0], [whole[1]])
 
 
+def _compared(watcher: Watcher, *args: Any, **kwargs: Any) -> bool:
+    watcher.assume(f"{site()}: computed numbers are not equal")
+    return False
+
+
+def _bincount(watcher: Watcher, tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    if not minlength:
+        watcher.assume(f"{site()}: the largest of {tensor.numel():,} numbers is {tensor.numel()}")
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return ShapeTensor.of(torch.empty(minlength or tensor.numel() + 1, dtype=dtype, device="meta"), watcher)
+
+
 def _repeat(watcher: Watcher, repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     size = len(repeats) if output_size is None else output_size
     watcher.assume(f"{site()}: {len(repeats)} computed repeats are {size} in sum")
@@ -238,7 +253,10 @@ def _repeat(watcher: Watcher, repeats: Tensor, *, output_size: int | None = None
 
 _VALUES: dict[Any, Callable[..., Any]] = {
     _aten._local_scalar_dense.default: _number,
+    _aten.allclose.default: _compared,
     _aten.argmax.default: _middle,
+    _aten.bincount.default: _bincount,
+    _aten.equal.default: _compared,
     _aten.nonzero.default: _nonzero,
     _aten.index.Tensor: _index,
     _aten.masked_select.default: _masked_select,
@@ -301,3 +319,9 @@ def forget_cached() -> None:
 
 
 _lru_cache: Any = type(lru_cache(len))
+
+
+def alive(watcher: Watcher) -> int:
+    """Return how many tensors of a plan exist that is over: each is held by code outside of it."""
+    gc.collect()  # a module and its hooks refer to each other
+    return sum(type(each) is ShapeTensor and each.watcher is watcher for each in gc.get_objects())

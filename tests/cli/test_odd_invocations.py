@@ -42,6 +42,7 @@ ODD = [
     ("plan torch.nn:Identity --require npu:atention", 2, "attention"),
     ("plan OPTConfig:num_hidden_layers=1 --require tritn", 2, "'triton'"),
     ("plan OPTConfig:num_hidden_layers=1 --require npu", 1, "eager"),
+    ("plan OPTConfig:num_hidden_layers=1 --require eager:experts", 1, "eager"),
     ("plan OPTConfig:num_hidden_layers=1 --device A2 --require npu:attention", 0, "on Ascend A2"),
     ("explain bias_gel", 2, "to fix: write 'bias_gelu'"),
     (GELU, 2, "got no --x"),

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("options", [(), ("--train", "--fused-loss")])
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.slow), ("--train", "--fused-loss")])
 def test_a_folder(folder: Path, options: Any, capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run("try", str(folder), *SHORT, *options, capsys=capsys)
     assert code == 0

@@ -443,6 +443,7 @@ def test_importing_reads_no_environment_and_starts_no_device(imported: list[dict
     assert not imported[0]["cuda"]
 
 
+@pytest.mark.slow
 def test_importing_adds_at_most_a_sixteenth_to_torch(
     imported: list[dict[str, Any]], python: Callable[..., Any]
 ) -> None:

@@ -25,6 +25,7 @@ def test_the_function_of_flash_attn_aligns_windows_at_the_lower_right(window: tu
     torch.testing.assert_close(names["flash_attn_func"](q, k, v, window_size=window), expected)
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs(program: Any) -> None:
     shape = ("--shape", 1, 2, 64, 32, "--turns", 1)
     done = program("-m", "benchmarks.attention", *shape, path=[ROOT], folder=ROOT)

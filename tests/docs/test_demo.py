@@ -87,6 +87,7 @@ def without(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "absent"
 
 
+@pytest.mark.slow
 def test_without_the_packages_for_plots_and_with_fewer_steps_on_a_slow_machine(
     without: pathlib.Path, tmp_path: pathlib.Path, program: Any
 ) -> None:
@@ -121,6 +122,7 @@ def test_an_example_names_the_package_that_it_needs(
 OF_LLAMA = ("rms_norm", "add_rms_norm", "rotary_embedding", "attention", "linear_cross_entropy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ops"),
     [("train_llama.py", ("swiglu",)), ("train_moe.py", ("top_k_routing", "experts"))],

@@ -6,12 +6,14 @@ import copy
 import dataclasses
 import json
 import pathlib
+import random
 import subprocess
 import sys
 import textwrap
 from typing import Any
 
 import browser
+import numpy
 import pytest
 import torch
 import transformers
@@ -87,6 +89,12 @@ def test_an_optional_package_is_assumed_only_where_the_device_has_it() -> None:
     assert plans[0].compare(plans[1]).lines == ("attention: sdpa (2) -> flash_attn (2)",)
 
 
+def test_an_index_is_left_out() -> None:
+    for device in ("cuda:0", torch.device("cuda", 1), fusedops.DeviceSpec("cuda:0")):
+        plan = fusedops.plan(llama(1), BATCH, device=device, policy="triton")
+        assert (plan.device.type, backends(plan)["rms_norm", "forward"]) == ("cuda", {"triton"})
+
+
 def test_the_memory_of_a_device_and_the_capability() -> None:
     small = fusedops.DeviceSpec("cuda", "small", (8, 0), memory=2**20)
     assert any("more than the" in note for note in fusedops.plan(llama(), BATCH, device=small).notes)
@@ -111,6 +119,22 @@ def test_a_plan_changes_nothing() -> None:
     assert all(map(torch.equal, model.parameters(), before))
     assert all(each.grad is None for each in model.parameters())
     assert type(model(**inputs).last_hidden_state) is Tensor, "a tensor of the plan is in a cache"
+
+
+def test_integers_that_a_forward_changes_and_random_numbers_are_those_of_before() -> None:
+    model, counted = nn.Sequential(nn.BatchNorm1d(4)), torch.zeros(3, dtype=torch.int64)
+    model[0].held = torch.zeros(2, dtype=torch.int64)
+
+    def changed(module: Any, args: Any, y: Tensor) -> Tensor:
+        module.held += 1
+        counted.add_(1)
+        return y * random.random() * numpy.random.rand()
+
+    model[0].register_forward_hook(changed)
+    states = random.getstate(), numpy.random.get_state()[1].tolist()
+    fusedops.plan(model, torch.zeros(2, 4), device="cpu", train=True)
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == states
+    assert model[0].num_batches_tracked.item() == model[0].held.sum().item() == 0
 
 
 @pytest.mark.slow
@@ -155,6 +179,9 @@ def test_numbers_that_depend_on_data_are_marked() -> None:
     assert planned(lambda y: (y > 0).tolist()).assumed[0].endswith("256 computed numbers are 0")
     assert planned(lambda y: y.masked_select(y > 0)).assumed
     assert planned(lambda y: torch.arange(4).repeat_interleave(y[:, 0].long())).assumed
+    assert planned(lambda y: f"{y.mean():.3f}").assumed[0].endswith("a computed number is 0.0")
+    assert planned(lambda y: torch.equal(y, y) or torch.allclose(y, y)).assumed[0].endswith("are not equal (2 times)")
+    assert planned(lambda y: torch.bincount(y[0].long())).assumed[0].endswith("the largest of 64 numbers is 64")
 
 
 def test_a_branch_on_a_value_is_marked_and_on_a_known_one_is_not() -> None:
@@ -172,6 +199,16 @@ def test_a_branch_on_a_value_is_marked_and_on_a_known_one_is_not() -> None:
 
     plan = planned(known)
     assert (sum(row.calls for row in plan.rows), plan.assumed) == (2, ())
+
+
+def test_an_error_that_an_assumption_decides_names_it() -> None:
+    def finite(y: Tensor) -> Tensor:
+        if not y.isfinite().all():
+            raise ValueError("mine")
+        return y
+
+    with pytest.raises(InvalidInputError, match=r"mine in Odd; assumed before: finite, `if not y.isfinite"):
+        planned(finite)
 
 
 def test_a_model_that_needs_its_numbers_is_refused_and_integers_stay_as_they_are() -> None:

@@ -105,6 +105,11 @@ def a_mean_of_packed_bytes() -> None:
     layer.load_state_dict({name: value.float() for name, value in layer.state_dict().items()})
 
 
+def a_gradient_of_packed_bytes() -> None:
+    model = from_quantize()
+    next(each for name, each in model.named_parameters() if "packed" in name).requires_grad_()
+
+
 def an_export_to_onnx() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registration, "is_onnx_export", lambda: True)
@@ -118,6 +123,8 @@ pin("a device", reason(lambda self, x: x.device.type == "cuda"), LookupError, fo
 pin("benchmark of packed weights", lambda: quantize(llama()).benchmark(torch.ones(1)), INVALID)
 pin("benchmark of numbers", of_numbers, INVALID)
 pin("a mean of packed bytes", a_mean_of_packed_bytes, RuntimeError)
+pin("packed bytes that are to be trained", a_gradient_of_packed_bytes, INVALID)
+pin("a part of a freed model", lambda: from_quantize().get_submodule("model"), INVALID)
 pin("an export to ONNX", an_export_to_onnx, FusedOpsWarning)
 pin("an op", lambda: apply(nn.Identity(), ops=["gelu"]), INVALID)
 pin("a misspelt op", lambda: apply(nn.Identity(), ops=["rmsnorm"]), INVALID)

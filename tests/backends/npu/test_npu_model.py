@@ -201,6 +201,7 @@ def _checkpointed(model: Any, text: Tensor, seed: int) -> Tensor:
     return checkpoint(model, text, seed, use_reentrant=False, context_fn=fusedops.checkpoint_contexts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "forwards"),
     [(lambda model, text, seed: model(text, seed), 8), (_compiled, 8), (_amp, 8), (_checkpointed, 16)],

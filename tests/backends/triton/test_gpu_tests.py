@@ -32,6 +32,7 @@ def test_sums_in_another_order_pass(run: Callable[[str], Any]) -> None:
     assert " passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_wrong_result_of_a_misaligned_row_fails(run: Callable[[str], Any]) -> None:
     done = run("wrong")
     assert done.returncode == 1, done.stdout

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from repository import ROOT
 
+pytestmark = pytest.mark.slow  # Triton's compiler
 pytest.importorskip("triton", reason="triton is not installed")
 if not (ROOT / "benchmarks").exists():
     pytest.skip("needs benchmarks/launch.py, which is not beside the tests here", allow_module_level=True)

@@ -20,6 +20,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from fusedops_triton import _launch
 from fusedops_triton.softmax import _softmax
 
+pytestmark = pytest.mark.slow  # Triton's compiler
+
 if not (ROOT / "benchmarks").exists():
     pytest.skip("needs benchmarks/launch.py, which is not beside the tests here", allow_module_level=True)
 

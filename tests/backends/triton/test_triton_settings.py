@@ -17,6 +17,7 @@ from fusedops_triton import _settings
 from fusedops_triton.norms import _norm, _norm_settings
 
 
+@pytest.mark.slow
 def test_the_table_has_a_gain_for_each_setting_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--device", "cpu", "--elements", "256", "--seconds", "0.0001", "--sweep", "large"]
     settings.main(["--ops", "rms_norm", *options])
