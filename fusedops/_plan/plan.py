@@ -18,7 +18,7 @@ from fusedops._explain import is_here
 from fusedops._plan.model import arguments, copied, run
 from fusedops._plan.recorder import Recorder
 from fusedops._plan.report import Plan
-from fusedops._plan.shape_tensor import MakesShapeTensors, alive, forget_cached
+from fusedops._plan.shape_tensor import MakesShapeTensors, forget_cached
 from fusedops._plugins.registry import registry
 from fusedops._policy.use import use
 from fusedops._report.foreign_text import error_text
@@ -58,9 +58,6 @@ def plan(
 
     Raises:
         InvalidInputError: the model cannot be planned; the message has the reason.
-
-    Warns:
-        FusedOpsWarning: code outside of the model, such as a cache of its module, keeps tensors of the plan.
 
     >>> import torch, fusedops
     >>> model = torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 8))
@@ -116,14 +113,6 @@ def plan(
     if 0 < spec.memory < weights:
         what = "the weights and their gradients" if train else "the weights"
         notes.append(f"{what} take {weights / 2**30:.3g} GiB, more than the {spec.memory / 2**30:.3g} GiB of {spec}")
-    del made, args, kwargs
-    if kept := alive(recorder):
-        text = (
-            f"plan: tensors without numbers ({kept}) are kept outside of {type(own).__name__}, such as in a cache of "
-            "its module or by a hook: a real call may get them; to fix: clear that, or plan in a process of its own"
-        )
-        warnings.warn(text, FusedOpsWarning, stacklevel=2)
-        notes.append(text)
     kind = "training" if train else "generation" if generate else "forward"
     return Plan(type(own).__name__, spec, kind, recorder.rows(), recorder.torch, recorder.assumed, notes)
 

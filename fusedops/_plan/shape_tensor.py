@@ -241,8 +241,8 @@ def _compared(watcher: Watcher, *args: Any, **kwargs: Any) -> bool:
 def _bincount(watcher: Watcher, tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     if not minlength:
         watcher.assume(f"{site()}: the largest of {tensor.numel():,} numbers is {tensor.numel()}")
-    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
-    return ShapeTensor.of(torch.empty(minlength or tensor.numel() + 1, dtype=dtype, device="meta"), watcher)
+    size, like = minlength or tensor.numel() + 1, tensor if weights is None else weights
+    return ShapeTensor.of(torch.empty(size, dtype=like.dtype, device="meta"), watcher)
 
 
 def _repeat(watcher: Watcher, repeats: Tensor, *, output_size: int | None = None) -> Tensor:
@@ -319,9 +319,3 @@ def forget_cached() -> None:
 
 
 _lru_cache: Any = type(lru_cache(len))
-
-
-def alive(watcher: Watcher) -> int:
-    """Return how many tensors of a plan exist that is over: each is held by code outside of it."""
-    gc.collect()  # a module and its hooks refer to each other
-    return sum(type(each) is ShapeTensor and each.watcher is watcher for each in gc.get_objects())

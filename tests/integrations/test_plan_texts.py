@@ -16,7 +16,6 @@ from fusedops._cli import plan as command
 from fusedops._dispatch.selection.decide import decide
 from fusedops._dispatch.selection.plan import make_plan
 from fusedops._policy.context import active_policy
-from fusedops.errors import FusedOpsWarning
 
 TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
@@ -88,17 +87,6 @@ def words(*argv: str) -> Callable[[], Any]:
 
 
 HELD = torch.zeros(4, 64)
-KEPT: list[Tensor] = []
-
-
-def kept() -> None:
-    """A plan whose tensor the model's code keeps, as a cache of its module does."""
-    KEPT.clear()
-    try:
-        plan(Odd(KEPT.append))()
-    finally:
-        KEPT.clear()
-
 
 pin("no module", plan(3), INVALID)
 pin("two kinds of run", plan(nn.Linear(64, 2), train=True, generate=True), INVALID)
@@ -111,7 +99,6 @@ pin("a model without a copy", plan(that_holds_a_generator()), INVALID)
 pin("sizes of another model", plan(nn.Linear(64, 2), {"batch": 1}), INVALID)
 pin("a forward that raises", plan(Odd(raising(ValueError("mine")))), INVALID)
 pin("a write to another tensor", plan(Odd(HELD.add_)), INVALID)
-pin("a tensor that is kept", kept, FusedOpsWarning, form="are kept outside .*to fix")
 pin("a capability", plan(nn.Linear(64, 2), capability=9), INVALID)
 pin("a command with a size that its config has not", words("plan", "OPTConfig:hiden_size=8"), INVALID)
 pin("a command with data and changes", words("plan", "OPTConfig", "--json", "--compare", "plan.json"), INVALID)
