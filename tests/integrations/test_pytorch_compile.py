@@ -116,7 +116,7 @@ def one_length() -> Outcome:
 @pytest.fixture(
     scope="module",
     params=[
-        ("aot_eager", True, True),
+        pytest.param(("aot_eager", True, True), marks=pytest.mark.slow),
         pytest.param(("inductor", True, True), marks=by_inductor),
     ],
     ids=lambda param: f"{param[0]}-{'training' if param[1] else 'inference'}-{param[2]}",

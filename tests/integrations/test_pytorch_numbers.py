@@ -36,6 +36,7 @@ def of_numbers(op: str, numbers: Sequence[str]) -> Callable[..., Any]:
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", NUMBERS)
 def test_several_values_are_compiled_twice(op: str) -> None:
     assert_compiled_twice([op], "aot_eager")

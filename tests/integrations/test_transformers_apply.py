@@ -297,7 +297,8 @@ def test_autocast_keeps_the_dtypes(name: str) -> None:
     assert {name: before[name] for name in after} == after
 
 
-@pytest.mark.parametrize("compiled_first", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled_first", [False, True])
 def test_torch_compile_before_and_after(compiled_first: bool) -> None:
     llama = dataclasses.replace(FAMILIES["Llama"], values={**FAMILIES["Llama"].values, "num_hidden_layers": 1}).build()
     expected, inputs = logits(llama), FAMILIES["Llama"].inputs()
