@@ -60,7 +60,7 @@ LARGE: dict[str, list[Case]] = {
     "quantized_linear": [
         {"shape": [rows, 2**16, 2**17], "format": packed} for rows, packed in ((1, "Q8_0"), (2**16, "Q4_0"))
     ],
-    "experts": [{**EXPERTS, "launch": at} for at in range(7)],
+    "experts": [{**EXPERTS, "launch": at} for at in range(5)],
     "experts backward": [{**EXPERTS, "launch": at} for at in range(2, 9)],
     "linear_attention": [{**LINEAR_ATTENTION, "launch": at} for at in range(2)],
     "linear_attention backward": [{**LINEAR_ATTENTION, "launch": at} for at in range(2, 6)],
