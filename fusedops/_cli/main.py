@@ -25,7 +25,7 @@ EXIT_CODES = """\
 exit codes:
   0    no problem; explain: no fallback
   1    doctor: a problem; check: a check failed; explain: the call would fall back; plan: a required backend does not
-       serve a call; bench: nothing was measured
+       serve a call, or the model makes none; bench: nothing was measured
   2    the command line, the call that it describes, or a policy is not valid; check: the backend cannot run here;
        try: no model of transformers; plan: the model cannot be planned
   3    explain: no backend serves the call

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--train", action="store_true", help="a step of training; else one forward in evaluation")
     run.add_argument("--generate", type=count, metavar="N", help="a prompt, and N steps with the cache")
     parser.add_argument("--policy", metavar="POLICY", help="as of fusedops.use()")
-    require = "exit with 1 where another backend serves a call, of some ops or of all"
+    require = "exit with 1 where another backend serves a call, of some ops or of all, or none is made"
     parser.add_argument("--require", metavar="BACKEND[:OP,...]", help=require)
     saved = "show first what changed since a plan of one device that --json wrote, as by another release"
     parser.add_argument("--compare", metavar="FILE", help=saved)

@@ -18,7 +18,7 @@ from fusedops._explain import is_here
 from fusedops._plan.model import arguments, copied, run
 from fusedops._plan.recorder import Recorder
 from fusedops._plan.report import Plan
-from fusedops._plan.shape_tensor import MakesShapeTensors, forget_cached
+from fusedops._plan.shape_tensor import MakesShapeTensors, alive, forget_cached
 from fusedops._plugins.registry import registry
 from fusedops._policy.use import use
 from fusedops._report.foreign_text import error_text
@@ -59,6 +59,9 @@ def plan(
     Raises:
         InvalidInputError: the model cannot be planned; the message has the reason.
 
+    Warns:
+        FusedOpsWarning: code outside of the model keeps tensors of the plan, such as a dict in which it caches.
+
     >>> import torch, fusedops
     >>> model = torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 8))
     >>> plan = fusedops.plan(model, fusedops.TensorSpec((2, 64)), device="cpu", train=True, policy="eager")
@@ -72,7 +75,9 @@ def plan(
     if train and generate:
         raise InvalidInputError("plan: got train and generate, expected one of them; to fix: make a plan of each")
     spec = device if isinstance(device, DeviceSpec) else device_named(str(device))
-    spec = replace(spec, type=device_named(spec.type).type, capability=capability or spec.capability)
+    spec = replace(
+        spec, type=device_named(spec.type).type, capability=spec.capability if capability is None else capability
+    )
     of_spec: Any = spec.capability
     if of_spec is not None and not (
         isinstance(of_spec, tuple) and [*map(type, cast("tuple[Any, ...]", of_spec))] == [int, int]
@@ -113,6 +118,15 @@ def plan(
     if 0 < spec.memory < weights:
         what = "the weights and their gradients" if train else "the weights"
         notes.append(f"{what} take {weights / 2**30:.3g} GiB, more than the {spec.memory / 2**30:.3g} GiB of {spec}")
+    del made, args, kwargs
+    if kept := alive(recorder):
+        text = (
+            f"plan: got {kept} tensors without numbers that are kept outside of {type(own).__name__}, such as in a "
+            "dict of its module or by a hook, expected none, since a real call may get them; to fix: clear that, or "
+            "plan in a process of its own"
+        )
+        warnings.warn(text, FusedOpsWarning, stacklevel=3)  # beyond the context of inference mode
+        notes.append(text)
     kind = "training" if train else "generation" if generate else "forward"
     return Plan(type(own).__name__, spec, kind, recorder.rows(), recorder.torch, recorder.assumed, notes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from fusedops._dispatch.registered.implementations import whole_arguments
 from fusedops._dispatch.selection.decide import adaptations_of, call_text
 from fusedops._dispatch.selection.plan import Assumed, Plan, make_plan
 from fusedops._plan.report import PlanRow, Work
+from fusedops._plan.shape_tensor import frames
 from fusedops._plugins.registry import registry
 from fusedops._policy.context import ActivePolicy, active_policy
 from fusedops._report.direction import Direction
@@ -141,11 +141,9 @@ class Recorder:
 
 def _module_class() -> str:
     """Return the class of the module that calls an op."""
-    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
+    for frame in frames():
         for name in ("module", "self"):
             owner = frame.f_locals.get(name)
             if isinstance(owner, Module):
                 return type(owner).__name__
-        frame = frame.f_back
     return ""

@@ -12,6 +12,7 @@ import linecache
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
+from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -25,6 +26,7 @@ from fusedops.errors import InvalidInputError
 MOST_KNOWN = 2**22  # elements of an integer tensor that is made for real in a plan
 _aten: Any = torch.ops.aten
 _CPU = torch.device("cpu")
+_OUTERMOST = ("fusedops._plan.model", "fusedops._plan.plan")  # the modules that call the model
 
 
 class Watcher(Protocol):
@@ -181,16 +183,21 @@ def _on_meta(tensor: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------- functions whose results are numbers
 
 
+def frames() -> Iterator[FrameType]:
+    """Yield the frames of calls within a plan, newest first. Those of its caller would keep what is read of them."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_globals.get("__name__") not in _OUTERMOST:
+        yield frame
+        frame = frame.f_back
+
+
 def site() -> str:
     """Return the place in a program that called torch: the class of the module and the function, and its line."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
-        home = frame.f_globals.get("__name__", "")
-        if home.partition(".")[0] not in ("torch", "fusedops"):
+    for frame in frames():
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "fusedops"):
             owner = frame.f_locals.get("self")
             text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
             return f"{f'{type(owner).__name__}.' if owner is not None else ''}{frame.f_code.co_name}, `{text}`"
-        frame = frame.f_back
     return "a call"
 
 
@@ -313,9 +320,24 @@ class MakesShapeTensors(TorchFunctionMode):
 
 def forget_cached() -> None:
     """Clear each functools.lru_cache with a ShapeTensor, such as one for positions: a real call would get it."""
-    for cached in [each for each in gc.get_objects() if type(each) is _lru_cache]:
+    for cached in [*_caches()]:
         if any(isinstance(each, ShapeTensor) for value in gc.get_referents(cached) for each in _tensors(value)):
             cached.cache_clear()
 
 
+def _caches() -> Iterator[Any]:
+    yield from (each for each in gc.get_objects() if type(each) is _lru_cache)
+    if gc.get_freeze_count():  # gc does not list what it has frozen
+        for module in [*sys.modules.values()]:
+            for value in [*getattr(module, "__dict__", {}).values()]:
+                members = vars(value).values() if isinstance(value, type) else ()
+                yield from (each for each in (value, *members) if type(each) is _lru_cache)
+
+
 _lru_cache: Any = type(lru_cache(len))
+
+
+def alive(watcher: Watcher) -> int:
+    """Return how many tensors exist of a plan that is over: others hold them."""
+    gc.collect()  # a module and its hooks refer to each other
+    return sum(type(each) is ShapeTensor and each.watcher is watcher for each in gc.get_objects())

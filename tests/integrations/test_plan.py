@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import gc
 import json
 import pathlib
 import random
@@ -18,6 +20,7 @@ import pytest
 import torch
 import transformers
 from model_families import FAMILIES
+from odd_model import Odd
 from torch import Tensor, nn
 
 import fusedops
@@ -137,6 +140,20 @@ def test_integers_that_a_forward_changes_and_random_numbers_are_those_of_before(
     assert model[0].num_batches_tracked.item() == model[0].held.sum().item() == 0
 
 
+@functools.lru_cache
+def positions(n: int) -> Tensor:
+    return torch.arange(n).float().cos()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_cache_of_functools_is_cleared_which_gc_may_have_frozen(frozen: bool) -> None:
+    model = Odd(lambda y: y * positions(64))
+    if frozen:
+        gc.freeze()
+    fusedops.plan(model, torch.zeros(4, 64), device="cpu")
+    assert type(model(torch.zeros(4, 64))) is Tensor
+
+
 @pytest.mark.slow
 def test_the_memory_of_a_plan_of_8_billion_parameters() -> None:
     code = """
@@ -153,17 +170,6 @@ def test_the_memory_of_a_plan_of_8_billion_parameters() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- odd models
-
-
-class Odd(nn.Module):
-    """A norm, and what a test does with its result."""
-
-    def __init__(self, then: Any) -> None:
-        super().__init__()
-        self.norm, self.then = nn.LayerNorm(64), then
-
-    def forward(self, x: Tensor) -> Any:
-        return self.then(self.norm(x))
 
 
 def planned(then: Any) -> fusedops.Plan:

@@ -8,6 +8,7 @@ import torch
 import transformers
 from error_calls import INVALID, NO_BACKEND, POLICY
 from error_texts import Table
+from odd_model import Odd
 from torch import Tensor, nn
 
 import fusedops
@@ -16,20 +17,10 @@ from fusedops._cli import plan as command
 from fusedops._dispatch.selection.decide import decide
 from fusedops._dispatch.selection.plan import make_plan
 from fusedops._policy.context import active_policy
+from fusedops.errors import FusedOpsWarning
 
 TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
-
-
-class Odd(nn.Module):
-    """A norm, and what a test does with its result."""
-
-    def __init__(self, then: Any) -> None:
-        super().__init__()
-        self.norm, self.then = nn.LayerNorm(64), then
-
-    def forward(self, x: Tensor) -> Any:
-        return self.then(self.norm(x))
 
 
 class Sharded(Tensor):
@@ -88,6 +79,13 @@ def words(*argv: str) -> Callable[[], Any]:
 
 HELD = torch.zeros(4, 64)
 
+
+def kept() -> None:
+    """A plan whose tensor the model's code keeps, as a dict of its module does."""
+    cache: list[Tensor] = []
+    plan(Odd(lambda y: cache.append(y) or y))()
+
+
 pin("no module", plan(3), INVALID)
 pin("two kinds of run", plan(nn.Linear(64, 2), train=True, generate=True), INVALID)
 pin("training without a gradient", plan(nn.ReLU(), train=True), INVALID)
@@ -99,6 +97,7 @@ pin("a model without a copy", plan(that_holds_a_generator()), INVALID)
 pin("sizes of another model", plan(nn.Linear(64, 2), {"batch": 1}), INVALID)
 pin("a forward that raises", plan(Odd(raising(ValueError("mine")))), INVALID)
 pin("a write to another tensor", plan(Odd(HELD.add_)), INVALID)
+pin("a tensor that is kept", kept, FusedOpsWarning)
 pin("a capability", plan(nn.Linear(64, 2), capability=9), INVALID)
 pin("a command with a size that its config has not", words("plan", "OPTConfig:hiden_size=8"), INVALID)
 pin("a command with data and changes", words("plan", "OPTConfig", "--json", "--compare", "plan.json"), INVALID)

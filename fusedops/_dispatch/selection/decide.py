@@ -77,6 +77,7 @@ def _about(
 
 
 def adaptations_of(kernel: PreparedKernel, args: Sequence[Any]) -> tuple[AppliedAdaptation, ...]:
+    """Return the adaptations that a kernel needs for a call, with what they cost."""
     costs = [(item, item.cost(*args)) for item in kernel.kernel.adaptations]
     return tuple(
         AppliedAdaptation(item.name, kernel.kernel.direction, item.sentence, cost)

@@ -53,13 +53,14 @@ def _reason(x: Any, weight: Any, bias: Any) -> str | None:
         return "a head that torch.compile traces"
     if is_transformed():
         return "a head under a transform of torch.func"
-    tensors = [each for each in (x, weight, bias) if each is not None and not getattr(each, "has_no_numbers", False)]
+    tensors = [each for each in (x, weight, bias) if each is not None]
     kinds: set[type[Any]] = {type(each) for each in tensors}
     if not kinds <= TENSOR_TYPES:
-        return f"a head with tensors of {', '.join(sorted(kind.__name__ for kind in kinds))}"
-    if not is_plain(tensors):
+        if not all(getattr(each, "has_no_numbers", False) for each in tensors):  # all are, in a plan
+            return f"a head with tensors of {', '.join(sorted(kind.__name__ for kind in kinds))}"
+    elif not is_plain(tensors):
         return "a head that a torch dispatch mode or a meta device computes"
-    dtypes = {each.dtype for each in (x, weight, bias) if each is not None}
+    dtypes = {each.dtype for each in tensors}
     wanted = _AUTOCAST if autocasts(x.device.type) else (*_AUTOCAST, torch.float64)
     if not dtypes.issubset(wanted) or (len(dtypes) > 1 and not autocasts(x.device.type)):
         return f"a head with tensors of {', '.join(sorted(map(str, dtypes)))}"
