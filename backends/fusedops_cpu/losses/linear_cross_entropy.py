@@ -21,7 +21,7 @@ _SOURCE = "fusedops_cpu/src/dot/linear_loss.cpp, fusedops_cpu/src/dot/linear_pro
 @kernel(ops.linear_cross_entropy, *_LIMITS, source=_SOURCE, rows_independent=True)
 def linear_cross_entropy(
     a: LinearCrossEntropyArgs, save: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Compute the loss in chunks of rows, and the gradients of its sum over the rows."""
     check_targets("linear_cross_entropy", a.target, a.ignore_index, a.weight.shape[0])
     return loss_and_gradients(_row_losses, a, save)

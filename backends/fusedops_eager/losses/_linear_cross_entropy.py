@@ -13,7 +13,7 @@ from fusedops_eager._chunks import in_chunks, slabs_of
 
 def linear_cross_entropy(
     a: LinearCrossEntropyArgs, save: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Compute the loss in chunks of rows, and the gradients of its sum over the rows."""
     check_targets("linear_cross_entropy", a.target, a.ignore_index, a.weight.shape[0])
     return loss_and_gradients(row_losses, a, save)

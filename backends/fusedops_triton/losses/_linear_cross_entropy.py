@@ -1,7 +1,8 @@
 """linear_cross_entropy with Triton: matmuls by torch (cuBLAS, hipBLASLt), and one kernel between them.
 
 The rows of x are computed in chunks. A matmul writes the logits of a chunk; the kernel computes their losses and turns
-them into their own gradient in place; two matmuls read it. Nothing waits for the device.
+them into their own gradient in place; two matmuls read it. Nothing waits for the device. Up to 2 H rows of 16 bits are
+one chunk, whose second of these matmuls writes the gradient of weight once, in 16 bits: see :func:`_is_one_chunk`.
 
 - The matmuls run in the dtype of x and weight, so 16-bit logits are rounded once, as torch.nn.Linear's are. Sums,
   exponentials, the bias and the gradient of weight are float32.
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from fusedops.dtypes import no_autocast, promoted
 from fusedops.ops.losses.arguments import LinearCrossEntropyArgs, LinearCrossEntropyGradArgs
-from fusedops.ops.losses.formulas import LossOptions, Results, loss_and_gradients, scaled_gradients
+from fusedops.ops.losses.formulas import LossOptions, Results, Wanted, loss_and_gradients, scaled_gradients
 from fusedops_triton._jit._common import exp, scalar
 from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
@@ -38,11 +39,11 @@ from fusedops_triton.losses._loss_settings import class_tile
 from fusedops_triton.losses._scaled import scaled
 
 #: Rows of a chunk, at least. With the gradient of weight: 4096, or as many as x has columns if those are fewer, and at
-#: least SUM_ROWS, but no more than half of all rows: the logits of all rows never exist at once. Each chunk reads and
-#: writes that gradient, 8 bytes for every 2 operations of a row: on an H200, for x (4096, 4096) and 128256 classes in
-#: bfloat16, its product takes 13.0 ms by 512 rows, and 9.2, 7.7 and 6.6 by 1024, 2048 and 4096; the other two products
-#: take 6 ms each by any of them. So many rows do not raise the peak of memory: their logits take no more than the
-#: gradient that backward rounds to 16 bits while the float32 one is there.
+#: least SUM_ROWS, but no more than half of all rows. Each chunk reads and writes that gradient, 8 bytes for every 2
+#: operations of a row: on an H200, for x (4096, 4096) and 128256 classes in bfloat16, its product takes 13.0 ms by 512
+#: rows, and 9.2, 7.7 and 6.6 by 1024, 2048 and 4096; the other two products take 6 ms each by any of them. So many rows
+#: do not raise the peak of memory: their logits take no more than the gradient that backward rounds to 16 bits while
+#: the float32 one is there.
 LEAST_ROWS = 512
 SUM_ROWS, MOST_SUM_ROWS = 1024, 4096
 _ROUND_ROWS = 128  # of a chunk: whole tiles of a matmul
@@ -54,7 +55,7 @@ _PADDED = 16  # elements: 16 bytes of the narrowest dtype twice, and what Triton
 
 def linear_cross_entropy(
     a: LinearCrossEntropyArgs, save: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Compute the loss in chunks of rows, and the gradients of its sum over the rows that are wanted."""
     return loss_and_gradients(row_losses, a, save)
 
@@ -71,10 +72,10 @@ def row_losses(
     bias: Tensor | None,
     options: LossOptions,
     chunk: int | None,
-    wanted: tuple[bool, bool, bool],
+    wanted: Wanted,
     scale: Tensor | None,
 ) -> Results:
-    """Compute the loss of each row, and the gradients of the sum of ``scale * loss``.
+    """Compute the loss of each row, and the gradients of the sum of ``scale * loss``, with a scale as backward's.
 
     Args:
         x: (N, H), any strides.
@@ -83,7 +84,7 @@ def row_losses(
         bias: (V,), or None.
         options: of the loss.
         chunk: rows of a chunk, or None.
-        wanted: the gradients to compute: of x, weight and bias.
+        wanted: the gradients to compute.
         scale: (N,), the weight of each row in the sum, or None for 1.
     """
     losses = x.new_empty(x.shape[0], dtype=torch.float32)
@@ -93,7 +94,8 @@ def row_losses(
         weights = None if scale is None else scale[chunk.at]
         loss_rows(chunk.logits, chunk.padded, losses[chunk.at], chunk.target, weights, chunk.bias, options, any(wanted))
 
-    return Results(losses, *in_chunks(x, weight, target, bias, options.ignore_index, chunk, wanted, turn))
+    last = scale is not None
+    return Results(losses, *in_chunks(x, weight, target, bias, options.ignore_index, chunk, wanted, turn, last))
 
 
 class Chunk(NamedTuple):
@@ -122,10 +124,13 @@ def in_chunks(
     bias: Tensor | None,
     ignore_index: int,
     chunk: int | None,
-    wanted: tuple[bool, bool, bool],
+    wanted: Wanted,
     turn: Callable[[Chunk], None],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    last: bool = True,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Compute the logits of each chunk of rows, and from what ``turn`` makes of them the gradients that are wanted.
+
+    Returns the gradients of x, weight, bias and, in place of that of weight, of the logits.
 
     Args:
         x: (N, H), any strides.
@@ -134,21 +139,25 @@ def in_chunks(
         bias: (V,), or None.
         ignore_index: the target of rows that do not count.
         chunk: rows of a chunk, or None.
-        wanted: the gradients to compute: of x, weight and bias.
+        wanted: the gradients to compute.
         turn: takes each chunk.
+        last: True where the gradient of weight is not multiplied by anything: it may have 16 bits.
     """
     (n_rows, size), classes = x.shape, weight.shape[0]
     common = promoted(x, weight)
     weight, target = weight.resolve_neg().to(common), target.resolve_neg().contiguous()
     dx = x.new_empty((n_rows, size)) if wanted[0] else None
-    dweight = x.new_empty((classes, size), dtype=torch.float32) if wanted[1] else None
+    one = wanted.weight and chunk is None and _is_one_chunk(n_rows, size, common, last, wanted.logits)
+    waits = one and not last  # backward computes the product
+    dtype = common if one else torch.float32
+    dweight = x.new_empty((classes, size), dtype=dtype) if wanted.weight and not waits else None
     if dweight is not None and n_rows == 0:
         dweight.zero_()
-    dbias = x.new_zeros(classes, dtype=torch.float32) if wanted[2] else None
+    dbias = x.new_zeros(classes, dtype=torch.float32) if wanted.bias else None
     padded = -(-max(classes, 1) // _PADDED) * _PADDED
     if bias is not None:
         bias = torch.nn.functional.pad(bias.resolve_neg().float(), (0, padded - classes))
-    rows = rows_of_chunk(n_rows, size, classes, chunk, None if dweight is None else common)
+    rows = n_rows if one else rows_of_chunk(n_rows, size, classes, chunk, None if dweight is None else common)
     memory = x.new_empty((rows, padded), dtype=common)
     memory[:, classes:].zero_()  # what the padding holds is read
     with no_autocast(x.device.type):
@@ -170,7 +179,27 @@ def in_chunks(
                 _add_product(dweight, logits, x_rows, start == 0)
             if dbias is not None:
                 dbias += logits.sum(0, dtype=torch.float32)
-    return dx, dweight, dbias
+    return dx, dweight, dbias, memory[:, :classes] if waits else None
+
+
+def _is_one_chunk(n_rows: int, size: int, dtype: torch.dtype, last: bool, may_wait: bool) -> bool:
+    """Return True where the gradient of weight is one product, which writes it once, in 16 bits.
+
+    Backward then holds the gradient of the logits of all rows, 2 N V bytes, and that of weight, 2 V H. With a sum over
+    chunks in float32, which is rounded at the end, it holds 6 V H bytes: no less for up to 2 H rows. That sum moves 18
+    V H bytes for two chunks (4, then 8, then 6 to round it), the product 2.
+
+    The factor of backward goes into the rows of x. Of float16, it would take their small numbers out of the range.
+
+    Args:
+        n_rows: N.
+        size: H.
+        dtype: of x and weight.
+        last: see :func:`in_chunks`.
+        may_wait: True where the product may wait for backward, with its factor.
+    """
+    waits = may_wait and dtype is torch.bfloat16
+    return 0 < n_rows <= 2 * size and dtype.itemsize == 2 and (last or waits)
 
 
 def rows_of_chunk(n_rows: int, size: int, classes: int, chunk: int | None, summed: torch.dtype | None) -> int:

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.ops.losses.arguments import LinearLogProbsArgs, LinearLogProbsGradArgs
+from fusedops.ops.losses.formulas import Wanted
 from fusedops_triton._jit._common import exp, scalar
 from fusedops_triton._jit._profiled import profiled
 from fusedops_triton._launch import Launch, cached_by_layout
@@ -58,7 +59,7 @@ def linear_log_probs_backward(a: LinearLogProbsGradArgs) -> tuple[Tensor | None,
     """Compute the chunks again, and the gradients of x, weight and bias."""
     flat, options = a.target.reshape(-1), Options(a.temperature, a.softcap, a.ignore_index, a.return_entropy)
     rows = [each.reshape(-1).resolve_neg().contiguous() for each in (a.grad_logp, a.grad_entropy, a.entropy, a.lse)]
-    wanted = (a.needs[0], a.needs[1], a.needs[2] and a.bias is not None)
+    wanted = Wanted(a.needs[0], a.needs[1], a.needs[2] and a.bias is not None)
     given = (a.x.reshape(flat.numel(), a.x.shape[-1]), a.weight, flat, a.bias)
     dx, dweight, dbias = row_gradients(rows[0], rows[1], rows[2], rows[3], *given, options=options, wanted=wanted)
     return (
@@ -86,7 +87,7 @@ def row_statistics(
     def turn(chunk: Chunk) -> None:
         statistics(chunk, logp[chunk.at], entropy[chunk.at] if options.return_entropy else None, lse[chunk.at], options)
 
-    in_chunks(x, weight, target, bias, options.ignore_index, None, (False, False, False), turn)
+    in_chunks(x, weight, target, bias, options.ignore_index, None, Wanted(False, False, False), turn)
     return logp, entropy, lse
 
 
@@ -100,7 +101,7 @@ def row_gradients(
     target: Tensor,
     bias: Tensor | None,
     options: Options,
-    wanted: tuple[bool, bool, bool],
+    wanted: Wanted,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight and bias that are wanted.
 
@@ -112,14 +113,14 @@ def row_gradients(
         target: (N,), int64.
         bias: (V,), or None.
         options: see the op.
-        wanted: the gradients to compute: of x, weight and bias.
+        wanted: the gradients to compute.
     """
 
     def turn(chunk: Chunk) -> None:
         at = chunk.at
         gradients(chunk, of_logp[at], of_entropy[at], entropy[at], lse[at], options)
 
-    return in_chunks(x, weight, target, bias, options.ignore_index, None, wanted, turn)
+    return in_chunks(x, weight, target, bias, options.ignore_index, None, wanted, turn)[:3]
 
 
 def statistics(chunk: Chunk, logp: Tensor, entropy: Tensor | None, lse: Tensor, options: Options) -> None:

@@ -144,6 +144,7 @@ class LinearCrossEntropyGradArgs(NamedTuple):
     x_grad: Tensor | None
     weight_grad: Tensor | None
     bias_grad: Tensor | None
+    logits_grad: Tensor | None
     ignore_index: int
     label_smoothing: float
     z_loss: float

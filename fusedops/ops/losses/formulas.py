@@ -120,11 +120,16 @@ def logit_gradient(scale: Tensor, z: Tensor, lse: Tensor, target: Tensor, option
 
 
 class Wanted(NamedTuple):
-    """The gradients to compute."""
+    """The gradients to compute.
+
+    Attributes:
+        logits: True where that of the logits may be returned in place of that of weight.
+    """
 
     x: bool
     weight: bool
     bias: bool
+    logits: bool = False
 
 
 class Gradients(NamedTuple):
@@ -199,13 +204,15 @@ class Results(NamedTuple):
     Attributes:
         losses: (N,), 0 for an ignored row.
         x: (N, H), the dtype of x: the gradient of the weighted sum of the losses.
-        weight: (V, H), the dtype of the arithmetic, as is ``bias`` (V,).
+        weight: (V, H), the dtype of the arithmetic, as is ``bias`` (V,). With ``scale`` also the dtype of weight.
+        logits: (N, V), the dtype of x and weight, in place of ``weight``.
     """
 
     losses: Tensor
     x: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
+    logits: Tensor | None = None
 
 
 #: Computes the loss of each row, and the gradients of the sum of ``scale * loss``. Takes x (N, H), weight, target (N,),
@@ -219,30 +226,37 @@ Scaled = Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
 
 def loss_and_gradients(
     row_losses: RowLosses, a: LinearCrossEntropyArgs, save: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Return the loss and, where ``save``, the saved values: the gradients of the sum of the losses.
 
     Those of weight and bias are empty for reduction="none", where each row has its own incoming gradient. An argument
-    that does not require a gradient has None; if none does, as in a compiled graph, all are computed.
+    that does not require a gradient has None; if none does, as in a compiled graph, all but that of the logits are
+    computed.
     """
     asks = [tensor is not None and tensor.requires_grad for tensor in (a.x, a.weight, a.bias)]
     asks = asks if any(asks) else [True] * 3
     summed = a.reduction != "none"
     exists = (True, summed, summed and a.bias is not None)
     wanted = Wanted(*(save and ask and has for ask, has in zip(asks, exists)))
+    wanted = wanted._replace(logits=wanted.weight and a.weight.requires_grad)
     flat, options = a.target.reshape(-1), a.options
-    losses, dx, dweight, dbias = row_losses(_rows(a.x, flat), a.weight, flat, a.bias, options, a.chunk, wanted, None)
+    losses, dx, dweight, dbias, dlogits = row_losses(
+        _rows(a.x, flat), a.weight, flat, a.bias, options, a.chunk, wanted, None
+    )
     if save and asks[1] and not exists[1]:
         dweight = losses.new_empty(0)
     if save and (asks[2] or a.bias is None) and not exists[2]:
         dbias = losses.new_empty(0)
-    return reduced(losses.view(a.target.shape), a.target, options), _like(dx, a.x), dweight, dbias
+    return reduced(losses.view(a.target.shape), a.target, options), _like(dx, a.x), dweight, dbias, dlogits
 
 
 def scaled_gradients(
     row_losses: RowLosses, a: LinearCrossEntropyGradArgs, scaled: Scaled | None = None
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, weight and bias from the saved values. Those that are not saved are computed again.
+
+    From the saved gradient of the logits, that of weight is one product, straight to its dtype: the incoming gradient
+    is multiplied into the rows of x, which changes no digit where it and what "mean" divides by are powers of two.
 
     Args:
         row_losses: see :data:`RowLosses`.
@@ -265,9 +279,13 @@ def scaled_gradients(
         value, like = saved[at], given[at]
         if a.needs[at] and value is not None and like is not None:
             results[at] = (scaled or _scaled)(value, factor, like.dtype, a.reuse)
+    rows = _rows(a.x, flat)
+    if a.needs[1] and results[1] is None and a.logits_grad is not None:
+        there = rows.masked_fill(ignored.reshape(-1, 1), 0)  # 0 times NaN is NaN
+        there = _scaled(there, scale.reshape(-1, 1), a.logits_grad.dtype, False)
+        results[1] = product(a.logits_grad.t(), there).to(a.weight.dtype)
     lacking = Wanted(*(need and like is not None and r is None for need, like, r in zip(a.needs, given, results)))
     if any(lacking):
-        rows = _rows(a.x, flat)
         again = row_losses(rows, a.weight, flat, a.bias, options, a.chunk, lacking, scale.reshape(-1))
         results = [r if each is None else _like(each, like) for r, each, like in zip(results, again[1:], given)]
     return tuple(results)

@@ -34,7 +34,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Compute the cross entropy of the logits ``x @ weight.T + bias``, in chunks of rows.
 
-    The logits of all rows never exist at once. The gradients are computed in forward, chunk by chunk, and backward
+    The logits of all rows do not exist at once, except where they take no more memory than the sum of the gradient of
+    weight: on Triton up to 2 H rows of 16 bits. The gradients are computed in forward, chunk by chunk, and backward
     multiplies them by the incoming one; with ``reduction="none"``, backward computes the gradients of weight and
     bias from the logits again.
 
@@ -51,7 +52,7 @@ def linear_cross_entropy(
         denominator: what "mean" divides by, a number or a tensor of one element. None: the number of rows that are not
             ignored, at least 1.
         chunk: rows of a chunk. None: such that its logits take about the size of ``x``, or at least 192 rows. On Triton
-            up to 4096, where the gradient of a 16-bit ``weight`` takes as much.
+            more, where the gradient of a 16-bit ``weight`` takes as much.
         backend: a policy for this call alone, such as "triton" or "npu,eager". None: the policy in effect.
 
     Returns:
@@ -138,6 +139,25 @@ def bias_grad(
     return formulas.bias_sums(_gradient_of_sum(x, weight, target, bias, options), target)
 
 
+def logits_grad(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+) -> Tensor:
+    """Compute the saved value of the logits, (N, V), the dtype of x and weight, in place of which others are None.
+
+    Where a kernel saves it, the product for the gradient of weight is left to backward.
+    """
+    options = LossOptions(ignore_index, label_smoothing, z_loss, softcap, "sum", None)
+    dz = _gradient_of_sum(x, weight, target, bias, options)
+    return dz.reshape(target.numel(), weight.shape[0]).to(promoted(x, weight))
+
+
 def _gradient_of_sum(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: LossOptions) -> Tensor:
     """Return the gradient of the sum of the losses with respect to the logits: (..., V)."""
     one = torch.ones_like(target, dtype=compute_dtype(promoted(x, weight)))
@@ -199,6 +219,7 @@ OP = Op(
         Saved("x_grad", x_grad, gradient_of="x"),
         Saved("weight_grad", weight_grad, gradient_of="weight"),
         Saved("bias_grad", bias_grad, gradient_of="bias"),
+        Saved("logits_grad", logits_grad, optional=True, gradient_of="weight"),
     ),
     sharding="fusedops.ops.losses.sharding:LINEAR_CROSS_ENTROPY",
     evidence="fusedops.ops.losses.evidence:LINEAR_CROSS_ENTROPY",

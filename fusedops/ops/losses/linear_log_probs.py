@@ -34,7 +34,8 @@ def linear_log_probs(
 ) -> Any:
     """Compute the log probability of each target under ``softmax(softcap(x @ weight.T + bias) / temperature)``.
 
-    The rows are computed in chunks, and again in backward: the logits of all rows never exist at once.
+    The rows are computed in chunks, and again in backward. The logits of all rows do not exist at once, except where
+    they take no more memory than the sum of the gradient of weight: on Triton up to 2 H rows of 16 bits.
 
     Args:
         x: (..., H), float16, bfloat16, float32 or float64.

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
+from eager_memory import peak
 from triton_cases import needs_loops
 from triton_traffic import Traffic, total
 
+import fusedops
+from fusedops.ops.losses.arguments import LinearCrossEntropyArgs
 from fusedops.ops.losses.formulas import LossOptions, capped, row_losses
 from fusedops.testing import OPS
 from fusedops_triton.losses import _linear_cross_entropy as kernels
@@ -90,10 +93,44 @@ def test_the_rows_of_a_chunk() -> None:
     assert kernels.rows_of_chunk(8192, 4096, 128256, None, full) == kernels.SUM_ROWS
     assert kernels.rows_of_chunk(16384, 16384, 128256, None, half) == kernels.MOST_SUM_ROWS
     assert kernels.rows_of_chunk(5000, 4096, 128256, None, half) == 2560  # of two chunks, in tiles of a matmul
-    assert kernels.rows_of_chunk(4096, 4096, 128256, None, half) == 2048  # the logits of all rows never exist at once
+    assert kernels.rows_of_chunk(4096, 4096, 128256, None, half) == 2048
     assert kernels.rows_of_chunk(100, 4096, 128256, None, half) == 100
     assert kernels.rows_of_chunk(100, 4096, 128256, 7, half) == 7
     assert kernels.rows_of_chunk(0, 4096, 128256, None, half) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n_rows", "chunk", "waits"),
+    [(torch.bfloat16, 32, None, True), (torch.bfloat16, 33, None, False), (torch.bfloat16, 32, 32, False),
+     (torch.float16, 32, None, False), (torch.float32, 32, None, False)],
+)  # fmt: skip
+def test_the_product_for_weight_waits_for_backward_up_to_2_h_rows(
+    dtype: torch.dtype, n_rows: int, chunk: int | None, waits: bool
+) -> None:
+    """As float32, the gradient takes no less memory; of float16, factors of backward might be too small."""
+    x, weight = torch.randn(n_rows, 16).to(dtype), torch.randn(40, 16).to(dtype).requires_grad_()
+    target = torch.randint(40, (n_rows,))
+    args = LinearCrossEntropyArgs(x, weight, target, None, -100, 0.0, 0.0, None, "mean", None, chunk)
+    with torch.no_grad():
+        _, _, dweight, _, dlogits = kernels.linear_cross_entropy(args, True)
+        of_a_trace = kernels.linear_cross_entropy(args._replace(weight=weight.detach()), True)
+    assert (dweight is None) == (dlogits is not None) == waits
+    assert of_a_trace[2] is not None
+    assert of_a_trace[4] is None
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_one_chunk_takes_its_logits_and_the_gradient_of_weight(reduction: str) -> None:
+    """Here 4 V H bytes, and what torch takes beside on a CPU. With a sum in float32, more than 9."""
+    x, weight = torch.randn(64, 64).bfloat16().requires_grad_(), torch.randn(2048, 64).bfloat16().requires_grad_()
+    target = torch.randint(2048, (64,))
+
+    def both_ways() -> object:
+        losses = fusedops.linear_cross_entropy(x, weight, target, reduction=reduction, backend="triton")
+        losses.sum().backward()
+        return x.grad
+
+    assert peak(both_ways, 1) < 8 * weight.numel()
 
 
 @pytest.mark.parametrize("right", [True, False])

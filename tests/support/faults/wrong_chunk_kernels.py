@@ -106,7 +106,7 @@ def _(run: Run, a: SimpleNamespace) -> Any:
         return results
     flat = a.target.flatten().clone()
     flat[a.chunk :] = a.ignore_index
-    return *results[:2], run(target=flat.view(a.target.shape))[2], results[3]
+    return *results[:2], run(target=flat.view(a.target.shape))[2], *results[3:]
 
 
 @wrong("the gradient of the bias is dropped", "linear_cross_entropy", "backward", "calls")
