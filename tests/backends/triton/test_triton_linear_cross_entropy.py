@@ -124,6 +124,10 @@ def test_one_chunk_takes_its_logits_and_the_gradient_of_weight(reduction: str) -
     """Here 4 V H bytes, and what torch takes beside on a CPU. With a sum in float32, more than 9."""
     x, weight = torch.randn(64, 64).bfloat16().requires_grad_(), torch.randn(2048, 64).bfloat16().requires_grad_()
     target = torch.randint(2048, (64,))
+    target[5] = -100
+    wide = [x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()]
+    losses = torch.nn.functional.cross_entropy(wide[0] @ wide[1].t(), target, reduction=reduction)
+    x.data[5] = torch.nan
 
     def both_ways() -> object:
         losses = fusedops.linear_cross_entropy(x, weight, target, reduction=reduction, backend="triton")
@@ -131,6 +135,9 @@ def test_one_chunk_takes_its_logits_and_the_gradient_of_weight(reduction: str) -
         return x.grad
 
     assert peak(both_ways, 1) < 8 * weight.numel()
+    for got, want in zip((x.grad, weight.grad), torch.autograd.grad(losses.sum(), wide)):
+        assert got is not None
+        assert (got.double() - want).norm() < 0.01 * want.norm()
 
 
 @pytest.mark.parametrize("right", [True, False])
