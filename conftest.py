@@ -11,7 +11,9 @@ import gc
 import os
 import pathlib
 import re
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +23,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: several processes of several threads each wait for each other
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for the tests of threads: a thread that waits takes no core
+elif "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # else what an earlier state of these sources compiled may be run
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fusedops-compiled-")
+    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 import pytest
 

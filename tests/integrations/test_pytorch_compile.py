@@ -31,8 +31,10 @@ from calls import (
 from repository import ROOT
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
+from two_outputs import two_outputs
 
 import fusedops
 from fusedops.ops import OPS
@@ -140,6 +142,24 @@ def test_compiled_for_ten_lengths(op: str, ten_lengths: Outcome) -> None:
     close([each[op] for each in ten_lengths.results], [each[op] for each in ten_lengths.expected])
     assert ten_lengths.compilations <= 1
     assert f"fusedops.{op}" in ten_lengths.code
+
+
+@by_inductor
+def test_what_was_compiled_for_other_registered_ops_is_compiled_again() -> None:
+    """A release whose backward has other arguments has the forward's graph, by which torch's caches know both."""
+
+    def misses() -> int:
+        torch._dynamo.reset()
+        counters.clear()
+        torch.compile(fusedops.swiglu)(torch.randn(4, 64, requires_grad=True)).sum().backward()
+        return counters["aot_autograd"]["autograd_cache_miss"]
+
+    with torch.compiler.config.patch(cache_key_tag="a user's"):
+        found = [misses(), misses()]
+        with two_outputs():
+            found += [misses(), misses()]
+        assert [*found, misses()] == [1, 0, 1, 0, 0]
+        assert torch.compiler.config.cache_key_tag.startswith("a user's fusedops ")
 
 
 # --------------------------------------------------------------------------- by AOTAutograd: what Inductor would get

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from sys import modules
 from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -28,9 +29,11 @@ from fusedops._plugins.registry import registry
 from fusedops._policy.policy import check_text
 from fusedops._report.user_frame import user_stack_level
 from fusedops._torch import destroy, is_onnx_export
+from fusedops._version import __version__
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 
 _libraries: dict[str, torch.library.Library] = {}
+_definitions: dict[str, str] = {}  # of the registered ops, by name
 
 
 def call_registered(op: Op, args: Sequence[Any], backend: str | None) -> Any:
@@ -58,6 +61,7 @@ def prepare(name: str) -> None:
         import fusedops._dispatch.distributed.dtensor as dtensor
 
         dtensor.register_rules(name)
+    _mark_compiled()
     if is_onnx_export():
         warnings.warn(
             f"{name}: got a call in torch.onnx.export, expected torch's own ops: ONNX has no translation of {name}; to "
@@ -66,6 +70,22 @@ def prepare(name: str) -> None:
             FusedOpsWarning,
             stacklevel=user_stack_level(),
         )
+
+
+def _mark_compiled() -> None:
+    """Let torch compile again where it holds what was compiled for other registered ops, of another release.
+
+    torch's caches on disk know a compiled backward by the graph of its forward, in which its arguments do not stand.
+    """
+    config: Any = torch.compiler.config
+    mark = _mark(tuple(_definitions.values()))
+    if not config.cache_key_tag.endswith(mark):
+        config.cache_key_tag = config.cache_key_tag.partition(" fusedops ")[0] + mark
+
+
+@lru_cache(1)
+def _mark(definitions: tuple[str, ...]) -> str:
+    return f" fusedops {__version__} {crc32(''.join(definitions).encode()):08x}"
 
 
 # called while tracing, never traced: the mark of torch.compiler.assume_constant_result, which would load dynamo
@@ -100,13 +120,16 @@ def unregister_op(op: Op) -> None:
     """Remove the registered ops of an op."""
     library = _libraries.pop(op.name, None)
     if library is not None:
+        for name in (op.name, f"{op.name}.symbolic", f"{op.name}_backward", f"{op.name}_backward.symbolic"):
+            _definitions.pop(name, None)
         destroy(library)
 
 
 def _define(
     library: torch.library.Library, name: str, schema: str, impl: Implementations, autograd: Callable[..., Any]
 ) -> None:
-    library.define(f"{name}{schema}")
+    _definitions[name] = f"{name}{schema}"
+    library.define(_definitions[name])
     library.impl(name, impl.run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fusedops::{name}", impl.fake, lib=library)
     library.impl(name, autograd, "Autograd", with_keyset=True)
