@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pathlib
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
@@ -137,6 +141,24 @@ def test_gradients_in_chunks_of_rows_have_the_same_bits_on_any_threads(threads: 
         out = fusedops.attention(*leaves, causal=True, backend="cpu")
         found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     assert all(torch.equal(got, wanted) for got, wanted in zip(*found))
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_the_gradients_of_many_chunks_take_no_more_memory_than_one() -> None:
+    """Of 16 chunks, of which each has sums for dk and dv of all keys: 64 MiB."""
+    code = """
+    import re, torch, fusedops
+    def peak():
+        return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+    q, k, v = (torch.randn(1, 4, size, 16, requires_grad=True) for size in (6400, 8192, 8192))
+    out = fusedops.attention(q, k, v, window=(0, 0), backend="cpu").sum()
+    open("/proc/self/clear_refs", "w").write("5")
+    before = peak()
+    out.backward()
+    print(peak() - before)
+    """
+    found = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 20 * 1024, "KiB, of which the gradients are 6"
 
 
 def seen_by(form: str, queries: int, keys: int) -> Tensor:

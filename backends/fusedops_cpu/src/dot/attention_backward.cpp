@@ -2,12 +2,15 @@
 // ds = scale * p * (dp - sum(out * grad) + grad_lse), dq = ds k, dk = ds^T q, dv = p^T grad.
 //
 // The rows of a pair are cut into chunks by the sizes of the call alone. A chunk has its own dq, and for each part of
-// the keys a sum for dk and dv, which are added in order: so no bits depend on the number of threads. Sums have their
-// terms in order, and p and ds of hidden keys are 0: keys that all rows of a tile hide are left out.
+// the keys a sum for dk and dv, which it adds to those of the chunks before it, after they have: so no bits depend on
+// the number of threads. Sums have their terms in order, and p and ds of hidden keys are 0: keys that all rows of a
+// tile hide are left out.
 //
 // p of a row add up to 1 where lse is of the same scores. A score of some hundreds that is a sum in another order
 // differs by its last bit, by which p is wrong in proportion, where it should be 1, too. So where lse is of other
 // scores (of_few), p is divided by its own sum, and sum(out * grad) is that of p * dp.
+#include <thread>
+
 #include "dot/attention_scores.h"
 
 namespace fusedops {
@@ -59,11 +62,14 @@ class Backward {
     return lay_out(item, nullptr);
   }
 
-  // Computes a chunk of a pair: dq, and dk and dv, or the sums of the chunk where `sums` is not null.
-  void compute(int64_t pair, int64_t chunk, float* buffer, float* sums) const {
+  // Computes a chunk of a pair: dq, and dk and dv, or their sums with those of the chunks before it, in `sums`, where
+  // there are several. added: for each part of the keys, how many chunks of the pair are in its sums. Whoever computes
+  // the chunks before must have begun.
+  void compute(int64_t pair, int64_t chunk, float* buffer, float* sums, std::atomic<int64_t>* added) const {
     Item item{};
     lay_out(item, buffer);
-    item.pair = pair, item.first = chunk * chunk_, item.count = std::min(chunk_, rows_.rows - item.first);
+    item.pair = pair, item.chunk = chunk, item.first = chunk * chunk_,
+    item.count = std::min(chunk_, rows_.rows - item.first);
     item.of_mask = rows_.seen_by_mask(pair);
     start(item);
     const Seen all = rows_.seen(item.first, item.first + item.count - 1, item.of_mask);
@@ -76,26 +82,19 @@ class Backward {
         pack_keys(item);
         for (int64_t m = 0; m < item.count; m += block_) add_block(item, m, std::min(block_, item.count - m));
       }
-      write_keys(item, sums);
+      if (chunks_ == 1) {
+        write(item.pair, item.start, item.keys, item.dk, room_, item.dv, value_room_);
+      } else {
+        add_keys(item, sums, added[part]);
+      }
     }
     if (of_.dq) write_queries(item);
-  }
-
-  // Adds the sums of all chunks of a part of a pair, and writes dk and dv.
-  void finish(int64_t pair, int64_t part, float* sums, int64_t from_chunk_to_chunk) const {
-    const int64_t first = part * PART, keys = std::min(PART, call_.keys - first);
-    float *of_k = sums + first * call_.size, *of_v = sums + call_.keys * call_.size + first * call_.value_size;
-    for (int64_t chunk = 1; chunk < chunks_; chunk++) {
-      add(of_k, of_k + chunk * from_chunk_to_chunk, keys * call_.size);
-      add(of_v, of_v + chunk * from_chunk_to_chunk, keys * call_.value_size);
-    }
-    write(pair, first, keys, of_k, call_.size, of_v, call_.value_size);
   }
 
  private:
   // A chunk of rows, and a part of the keys; the buffers of a worker.
   struct Item {
-    int64_t pair, first, count;
+    int64_t pair, chunk, first, count;
     Seen of_mask;
     int64_t start, keys;
     bool k_is_finite, rows_are_finite;
@@ -406,14 +405,17 @@ class Backward {
       each(call_.size, [=](int64_t i, auto lanes) { store(to + i, load(row + i), lanes); });
     }
   }
-  void write_keys(const Item& item, float* sums) const {
-    if (!sums) return write(item.pair, item.start, item.keys, item.dk, room_, item.dv, value_room_);
+  // Adds dk and dv of a part to the sums of the chunks before, once they are there. The last chunk writes the results.
+  void add_keys(const Item& item, float* sums, std::atomic<int64_t>& added) const {
     const int64_t size = call_.size, value_size = call_.value_size;
     float *of_k = sums + item.start * size, *of_v = sums + call_.keys * size + item.start * value_size;
+    while (added.load(std::memory_order_acquire) != item.chunk) std::this_thread::yield();
     for (int64_t key = 0; key < item.keys; key++) {
-      memcpy(of_k + key * size, item.dk + key * room_, size * sizeof(float));
-      memcpy(of_v + key * value_size, item.dv + key * value_room_, value_size * sizeof(float));
+      add(of_k + key * size, item.dk + key * room_, size, item.chunk);
+      add(of_v + key * value_size, item.dv + key * value_room_, value_size, item.chunk);
     }
+    if (item.chunk == chunks_ - 1) write(item.pair, item.start, item.keys, of_k, size, of_v, value_size);
+    added.store(item.chunk + 1, std::memory_order_release);
   }
   void write(int64_t pair, int64_t first, int64_t keys, const float* dk, int64_t k_row, const float* dv,
              int64_t v_row) const {
@@ -428,8 +430,10 @@ class Backward {
         each(call_.value_size, [=](int64_t i, auto lanes) { store(to_v + i, load(from_v + i, lanes), lanes); });
     }
   }
-  static void add(float* to, const float* from, int64_t n) {
-    each(n, [=](int64_t i, auto lanes) { store(to + i, load(to + i, lanes) + load(from + i, lanes), lanes); });
+  static void add(float* to, const float* from, int64_t n, bool is_there) {
+    each(n, [=](int64_t i, auto lanes) {
+      store(to + i, is_there ? load(to + i, lanes) + load(from + i, lanes) : load(from + i, lanes), lanes);
+    });
   }
 
   const AttentionBackward& of_;
@@ -450,20 +454,22 @@ Status backward(const AttentionBackward& of) {
   const int64_t pairs = call.batch * call.key_heads, chunks = g->chunks(), items = pairs * chunks;
   const int64_t products = call.batch * call.heads * call.queries * call.keys * call.size * 5;
   const int64_t workers = products <= SMALL ? 1 : workers_for(items);
-  const bool in_parts = chunks > 1;
-  const int64_t of_keys = g->floats_of_keys(), parts = g->parts();
-  const FloatBuffer of_chunks(in_parts ? items * of_keys : 0);
+  const int64_t of_keys = chunks > 1 ? g->floats_of_keys() : 0, parts = chunks > 1 ? g->parts() : 0;
+  const FloatBuffer of_pairs(pairs * of_keys);
+  const Buffer<std::atomic<int64_t>> of_parts(pairs * parts);
   const Scratch scratch(workers, g->floats());
-  if (scratch.failed() || (in_parts && !of_chunks.data())) return OUT_OF_MEMORY;
+  if (scratch.failed() || (chunks > 1 && !(of_pairs.data() && of_parts.data()))) return OUT_OF_MEMORY;
   const Scratch* buffers = &scratch;
-  float* sums = of_chunks.data();
-  run_blocks(items, workers, [=](int64_t item, int64_t worker) {
-    const int64_t pair = item / chunks, chunk = item % chunks;
-    g->compute(pair, chunk, buffers->of(worker), in_parts ? sums + item * of_keys : nullptr);
+  float* sums = of_pairs.data();
+  std::atomic<int64_t>*added = of_parts.data(), next(0), *next_item = &next;
+  for (int64_t i = 0; i < pairs * parts; i++) new (added + i) std::atomic<int64_t>(0);
+  // in order, so that the chunks that one waits for have begun
+  run_blocks(workers, workers, [=](int64_t, int64_t worker) {
+    for (int64_t item; (item = next_item->fetch_add(1)) < items;) {
+      const int64_t pair = item % pairs, chunk = item / pairs;
+      g->compute(pair, chunk, buffers->of(worker), sums + pair * of_keys, added + pair * parts);
+    }
   });
-  if (in_parts)
-    run_blocks(pairs * parts,
-               [=](int64_t at) { g->finish(at / parts, at % parts, sums + at / parts * chunks * of_keys, of_keys); });
   return OK;
 }
 
