@@ -47,11 +47,17 @@ def constraints(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield, for each constraint, the calls at its boundaries."""
     for constraint in subject.constraints(direction):
         edges = list(_edges(subject, direction, constraint))
-        if all(edge.taken for edge in edges):
+        if all(edge.taken for edge in edges) and (edges or not _is_slower_here(subject, direction)):
             yield Trial(constraint.describe(), partial(_check_refuses, constraint, len(edges)))
         for edge in edges:
             check = _check_inside if edge.taken else _check_outside
             yield Trial(edge.label, partial(check, subject, direction, constraint, edge))
+
+
+def _is_slower_here(subject: Subject, direction: Direction) -> bool:
+    """Return True where a constraint for speed leaves every call to other kernels, such as one on the processor."""
+    args = [subject.arguments_of(call, direction) for _, call in subject.named()]
+    return any(all(map(each.reasons, args)) for each in subject.kernels[direction].kernel.for_speed)
 
 
 def _check_refuses(constraint: Constraint, count: int) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from xml.etree import ElementTree
@@ -159,6 +160,18 @@ def test_a_right_constraint_of_any_kind_passes(constraint: Constraint) -> None:
         result = check.run()
     assert not result.failures, str(result)
     assert result.cases > 1
+
+
+@pytest.mark.parametrize("for_speed", [True, False])
+def test_a_kernel_that_takes_no_call_passes_where_others_are_faster(for_speed: bool) -> None:
+    """As on a processor on which torch is as fast. Constraints that no call meets for another reason are a fault."""
+    op, nowhere = OPS["scaled_masked_softmax"], Dim("x", (-1,), at_least=2**40)
+    (kernel,) = reference_kernels(op, DType("x", torch.float32), nowhere, backward=False)
+    backend = fusedops.Backend("slow", ("cpu",), -50, [replace(kernel, for_speed=(nowhere,) if for_speed else ())])
+    with registered(backend):
+        (check,) = [check for check in testing.checks("slow") if check.name == "constraints"]
+        failed = [failure.case for failure in check.run().failures]
+    assert failed == ([] if for_speed else ["x: float32"])
 
 
 def test_one_case_can_be_run_alone() -> None:
