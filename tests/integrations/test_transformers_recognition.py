@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -633,3 +634,30 @@ def test_a_model_trains_with_gradient_checkpoints() -> None:
         model(**inputs, labels=inputs["input_ids"], use_cache=False).loss.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert all(map(torch.equal, *gradients))
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+MODES: dict[str, Any] = {
+    "inference mode": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "float16": lambda: default_dtype(torch.float16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["Gemma 2", "Mixtral", "gpt-oss"])
+def test_the_mode_in_which_apply_is_called_changes_nothing(name: str, mode: str) -> None:
+    one, other = FAMILIES[name].build(), FAMILIES[name].build()
+    with MODES[mode]():
+        applied = apply(one, fused_loss=True)
+    assert applied.rows == apply(other, fused_loss=True).rows

@@ -9,6 +9,7 @@ from itertools import islice
 from reprlib import repr as shortened
 from typing import Any
 
+import torch
 from torch.jit import ScriptModule
 from torch.nn import Module
 
@@ -187,6 +188,7 @@ def _name(model: Module) -> str:
     return type(getattr(model, "_orig_mod", model)).__name__
 
 
+@torch.inference_mode(False)  # a trial has gradients
 def _recognised(module: Module, recognisers: Mapping[str, _Recogniser]) -> tuple[str, Replacement | str | None]:
     """Return the family of a module, with its replacement or the reason why it is left."""
     if isinstance(module, ScriptModule):  # its class has no forward

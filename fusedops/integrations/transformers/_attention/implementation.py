@@ -253,7 +253,7 @@ def _agrees(module: Module) -> bool:
     same.num_key_value_groups = 2
     heads = 2 if hasattr(module, "num_key_value_groups") else 4
     query, key, value = (numbers(seed, 2, each, 5, 8) for seed, each in ((1, 4), (2, heads), (3, heads)))
-    mask = torch.zeros(1, 1, 5, 5, device="cpu").masked_fill(torch.ones(5, 5, device="cpu").triu(1) > 0, -1e30)
+    mask = torch.full((1, 1, 5, 5), -1e30, dtype=torch.float32, device="cpu").triu(1)
     options: dict[str, Any] = {"softcap": 1.5} if "softcap" in keywords_of(module) else {}
     if "s_aux" in keywords_of(module):
         options["s_aux"] = sinks if parameters else None  # MiMo-V2-Flash has them in some layers

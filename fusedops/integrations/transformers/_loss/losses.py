@@ -148,7 +148,7 @@ def _expected(loss: Loss, logits: Tensor, labels: Tensor, option: dict[str, Any]
         last = torch.full_like(labels[:, :1], ignored)
         target = option.get("shift_labels", torch.cat((labels[:, 1:], last), 1))
     count = option.get("num_items_in_batch")
-    denominator = None if count is None else torch.tensor([float(count)], device="cpu")
+    denominator = None if count is None else torch.tensor([float(count)], dtype=torch.float32, device="cpu")
     rows = logits.reshape(-1, logits.shape[-1])
     args = (rows, target.reshape(-1), ignored, 0.0, 0.0, None, "mean", denominator)
     return ops.OPS["cross_entropy"].reference(*args).float()

@@ -151,9 +151,9 @@ class SmallRouter:
 
     def result_of(self, z: Tensor, vectors: Mapping[Path, Tensor]) -> Any:
         """Return the results for the logits z, (T, E), where the router adds no bias; or what it raised."""
-        weight = torch.zeros(self.experts, self.width, device="cpu")
+        weight = torch.zeros(self.experts, self.width, dtype=torch.float32, device="cpu")
         weight[:, : len(z)] = z.T
-        x = torch.eye(len(z), self.width, device="cpu")
+        x = torch.eye(len(z), self.width, dtype=torch.float32, device="cpu")
         router = self.twin({**vectors, self.weight: weight})
         return self.run(router, x if self.rank == 2 else x[None], vectors.get(ARGUMENT))
 
@@ -211,7 +211,8 @@ class SmallRouter:
 
 def ordinary_rows(experts: int) -> Tensor:
     """Return logits of 8 tokens, from -3 to 3 in random orders: no two of a row are nearly equal."""
-    return torch.stack([torch.linspace(-3, 3, experts, device="cpu")[_order(seed, experts)] for seed in range(_ROWS)])
+    rising = torch.linspace(-3, 3, experts, dtype=torch.float32, device="cpu")
+    return torch.stack([rising[_order(seed, experts)] for seed in range(_ROWS)])
 
 
 def _order(seed: int, experts: int) -> Tensor:
@@ -224,7 +225,7 @@ def _rows(experts: int) -> Iterator[tuple[Tensor, float, bool]]:
     for shift in (0.0, -3.0):  # by -3 all choices are negative: some put 0 for those of other groups
         yield ordinary, shift, True
     yield ordinary / 10, 0.0, True  # the sum of a group's two best scores is in another order than its best one
-    levels = torch.linspace(-10, _SMALLEST, _ROWS, device="cpu")[:, None]
+    levels = torch.linspace(-10, _SMALLEST, _ROWS, dtype=torch.float32, device="cpu")[:, None]
     yield ordinary + levels, 0.0, False
     yield ordinary + 40, 0.0, False  # each sigmoid is 1
     for each in (levels, 2 * _SMALLEST):  # beside the first expert; the softmax of -120 is 0
