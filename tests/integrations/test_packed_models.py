@@ -91,6 +91,18 @@ def test_unpacked_weights_have_gradients_and_attributes_as_before(tied: bool, pa
     assert states(model) == states(other) == before
 
 
+def test_packed_and_unpacked_in_inference_mode_a_model_can_be_trained() -> None:
+    model = llama(tied=True)
+    with torch.inference_mode():
+        packed = quantize(model)
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    assert model.model.norm.weight.grad is not None
+    with torch.inference_mode():
+        packed.remove()
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    assert model.lm_head.weight.grad is not None
+
+
 def test_what_is_left_has_a_reason() -> None:
     class Twice(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from fnmatch import filter as matching
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
+import torch
 from torch.nn import Embedding, Linear, Module, Parameter
 
 from fusedops import quantization
@@ -96,6 +97,7 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
     return applied
 
 
+@torch.inference_mode(False)  # gradients pass through the layers later
 def _pack_all(model: Module, whole: list[Any], format: str, patterns: tuple[str, ...]) -> list[Row]:
     """Pack the weights of the layers that can be packed; return the outcomes."""
     modules: dict[str, Any] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
@@ -300,6 +302,7 @@ def _tie(target: str, source: str, layers: dict[str, Any]) -> tuple[str, str]:
     return f"{path}{dot}{key}", f"{other}.{key}"
 
 
+@torch.inference_mode(False)  # the weights may be trained
 def unpack(model: Module) -> None:
     """Give every packed layer of a model its unpacked weight."""
     whole, packed = _whole(model), {id(each.packed) for each in _layers(model)}
