@@ -341,3 +341,19 @@ def test_a_function_in_place_does_not_lose_its_write(function: Callable[..., Ten
     quantize(nn.ModuleList([layer]))
     with pytest.raises(ValueError, match="as a write to the weight of a packed layer"):
         function(layer.weight, inplace=True)
+
+
+def test_embeddings_of_inference_mode_go_into_a_step() -> None:
+    model = llama()
+    with torch.inference_mode():
+        embeddings = model.get_input_embeddings()(IDS)
+
+    def trained() -> list[Tensor]:
+        model.zero_grad()
+        model(inputs_embeds=embeddings, labels=IDS).loss.backward()
+        return [each.grad.clone() for each in model.parameters() if each.grad is not None]
+
+    plain = trained()
+    apply(model)
+    for each, right in zip(trained(), plain, strict=True):
+        torch.testing.assert_close(each, right, rtol=1e-4, atol=1e-6)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
-from fusedops._torch import autocasts
+from fusedops._torch import autocasts, is_traced
 from fusedops.dtypes import compute_dtype, promoted
 from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
 from fusedops.integrations.transformers._trial.source import reason_of_source
@@ -51,6 +51,8 @@ class Norm(Replacement):
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the norm of the one argument."""
         (x,) = (*args, *kwargs.values())
+        if torch.is_grad_enabled() and not is_traced() and x.is_inference():
+            x = x.clone()  # autograd keeps no tensor of inference mode; norms of several functions keep what they made
         weight = _parameter(module, "weight") if self.has_weight else None
         if self.wide_under_autocast and not x.is_cpu and autocasts(x.device.type):
             x = x.float()  # autocast's rule for torch's layer_norm on an accelerator
