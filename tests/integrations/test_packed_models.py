@@ -172,6 +172,14 @@ def test_a_file_gives_the_logits_of_transformers(tmp_path: Path, tied: bool, for
     assert model.generation_config.eos_token_id == plain.generation_config.eos_token_id
 
 
+def test_a_default_device_changes_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", llama(tied=True), "Q8_0")
+    want = logits(from_gguf(path))
+    with torch.device("meta"):
+        model = from_gguf(path)
+    assert torch.equal(logits(model), want)
+
+
 def test_the_memory_is_that_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", llama(), "Q4_0")
     assert from_gguf(path).get_memory_footprint() < path.stat().st_size

@@ -83,7 +83,7 @@ def from_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float3
                 f"to fix: pip install {' '.join(_PACKAGES)}",
                 name=package,
             )
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, torch.device("cpu"):  # whatever the default device
         header = read_header(file)
         model, names, processor, dropped = _build(header, dtype, auto_class)
         given, others = _match(header, model, names)
