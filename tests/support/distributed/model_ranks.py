@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -49,37 +50,46 @@ def split(model: Any, mesh: DeviceMesh) -> None:
             parallelize_module(part, mesh, plan)
 
 
-def equals_one_process(spread: Callable[[Any, DeviceMesh], None], first: bool, mesh: DeviceMesh) -> None:
+def equals_one_process(
+    spread: Callable[[Any, DeviceMesh], None], first: bool, fused_loss: bool, mesh: DeviceMesh
+) -> None:
     """Compare the losses of a model that is spread over the ranks, before or after apply, with those of one process."""
     family, generator = FAMILIES["Llama"], torch.Generator().manual_seed(7)
     ids = torch.randint(3, 64, (2, 9), generator=generator)
     expected = losses(family.build(), ids)
-    model = family.build()
+    model = family.build().train()
     if first:
         spread(model, mesh)
-    applied = apply(model)
+    applied = apply(model, fused_loss=fused_loss)
     if not first:
         spread(model, mesh)
-    assert applied.ops == {"rms_norm": 5, "swiglu": 2, "rotary_embedding": 2, "cross_entropy": 1, "attention": 2}
-    torch.testing.assert_close(losses(model, ids), expected, rtol=1e-4, atol=1e-4)
+    ops = {"rms_norm": 5, "swiglu": 2, "rotary_embedding": 2, "cross_entropy": 1, "attention": 2}
+    assert applied.ops == (ops | {"linear_cross_entropy": 1} if fused_loss else ops)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(losses(model, ids), expected, rtol=1e-4, atol=1e-4)
+    # FSDP2 hooks the logits, among the outputs of the model
+    assert any("(by its gradient)" in str(each.message) for each in seen) is (fused_loss and spread is shard)
     applied.remove()
-    assert apply(model).ops == applied.ops
+    assert apply(model).ops == ops
 
 
-CHECKS: dict[str, tuple[Callable[[Any, DeviceMesh], None], bool]] = {
-    "fsdp2 before apply": (shard, True),
-    "fsdp2 after apply": (shard, False),
-    "tensor parallel before apply": (split, True),
-    "tensor parallel after apply": (split, False),
+CHECKS: dict[str, tuple[Callable[[Any, DeviceMesh], None], bool, bool]] = {
+    "fsdp2 before apply": (shard, True, False),
+    "fsdp2 after apply": (shard, False, False),
+    "fsdp2 and the fused loss": (shard, False, True),
+    "tensor parallel before apply": (split, True, False),
+    "tensor parallel after apply": (split, False, False),
+    "tensor parallel and the fused loss": (split, False, True),
 }
 
 
 def run(rank: int, world: int, folder: pathlib.Path) -> None:
     mesh = init_device_mesh("cpu", (world,))
     results: dict[str, str] = {}
-    for name, (spread, first) in CHECKS.items():
+    for name, check in CHECKS.items():
         try:
-            equals_one_process(spread, first, mesh)
+            equals_one_process(*check, mesh)
             results[name] = ""
         except Exception:
             results[name] = traceback.format_exc()
