@@ -33,13 +33,16 @@ _PATIENCE = 60.0  # seconds until the other thread makes its call
 
 
 def needs(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield each gradient wanted alone, each pair and all but one; and the gradient of each output alone."""
+    """Yield each gradient wanted alone, each pair and all but one; and the gradient of each output alone.
+
+    In a brief run without the pairs, and with all gradients wanted for that of an output alone.
+    """
     op = subject.op
     for base in subject.bases(direction)[:1]:
         every = {**base, **dict.fromkeys(flags(op), True)}  # an output may have a gradient only where a flag is True
         every = every if subject.takes(every, direction) else base
         present = [name for name in op.differentiable if base[name] is not None]
-        for count in sorted({1, 2, len(present) - 1}):
+        for count in sorted({1, 1 if subject.brief else 2, len(present) - 1}):
             for wanted in combinations(present, count) if 0 < count < len(present) else ():
                 label = f"{wanted[0]} alone" if count == 1 else " and ".join(wanted)
                 call = base if count == 1 else every
@@ -47,7 +50,7 @@ def needs(subject: Subject, direction: Direction) -> Iterator[Trial]:
         for name in op.with_gradient if len(op.with_gradient) > 1 else ():
             label = f"the gradient of the output {name} alone"
             yield Trial(label, partial(_check_needs, subject, every, present, (name,)))
-            for wanted in present if len(present) > 1 else ():
+            for wanted in present if len(present) > 1 and not subject.brief else ():
                 yield Trial(f"{label}, for {wanted} alone", partial(_check_needs, subject, every, (wanted,), (name,)))
 
 

@@ -15,7 +15,7 @@ import warnings
 from tests.fuzz.machine import SMALL, prepare, targets
 
 THREADS = 16
-ROUNDS = 10  # of each thread: each run of the program has other calls
+ROUNDS = 5  # of each thread: each run of the program has other calls
 _PASSING = ("passing_a", "passing_b", "passing_c")
 
 

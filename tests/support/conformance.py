@@ -58,6 +58,7 @@ BRIEF_CHECKS = {
     "float64": ("eager", "triton"),
     "sizes": ("triton",),
     "memory": ("eager", *CPU, "triton"),
+    "needs": ("triton",),
     "history": ("eager", *CPU),
     "written": ("eager",),
 }
