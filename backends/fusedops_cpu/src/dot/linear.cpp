@@ -1,8 +1,8 @@
 // y = activation(x @ W.T + bias) in float32. No copy of the weight is kept from one call to the next.
 //
-// A sum has LANES sums for each part of DEPTH terms, each of every LANES-th term. They are added to the sum one by one.
-// For few rows they are the lanes of a vector, and the weight is read where it lies; for many they follow one another.
-// So the bits of a row depend neither on the other rows nor on threads.
+// A sum has LANES sums for each part of its terms, each of every LANES-th term. Four of them at a time are added one by
+// one, and what that gives to the sum before. For few rows of x they are the lanes of a vector, and the weight is read
+// where it lies; for many they follow one another. So the bits of a row depend neither on other rows nor on threads.
 #include "dot/activation.h"
 #include "tile/products.h"
 
@@ -13,194 +13,242 @@
 namespace fusedops {
 namespace {
 
-constexpr int64_t DEPTH = 1024;  // terms of a part: with AT_ONCE rows of the weight and of x, what the L1 cache holds
-constexpr int64_t ROWS = 256;    // of x of a block of work: a part of them stays in the L2 cache
-constexpr int64_t MANY = 48;     // rows of x for which the weight is packed
+// terms of a part, at most: with AT_ONCE rows of the weight and TALL of x, what an L1 cache of 32 KiB holds
+constexpr int64_t DEPTH = 768;
+constexpr int64_t ROWS = 256;  // of x of a block of work: a part of them stays in the L2 cache
+// rows of x for which both are packed: of several parts, and of one
+constexpr int64_t MANY = 48, MANY_OF_ONE_PART = VECTOR_BYTES == 64 ? 256 : MANY;
+constexpr int64_t MOST_PACKED = 1 << 20;              // floats of x that are packed at a time
 constexpr int64_t COLUMNS = 128, LEAST_COLUMNS = 32;  // rows of the weight of a block of work
 constexpr int64_t PRODUCTS = 1 << 20;                 // of a worker, at least: some 20 us
+constexpr int FOUR = 4;                               // lanes
+constexpr int AT_ONCE = 4;                            // rows of the weight of a tile; of one or two rows of x, more
 #if defined(__aarch64__)
-constexpr int SUMS = 16;  // vectors of a tile
+constexpr int TALL = 6;  // rows of x of a tile, at most
 #else
-constexpr int SUMS = VECTOR_BYTES == 64 ? 16 : 8;
+constexpr int TALL = VECTOR_BYTES == 64 ? 6 : 3;
 #endif
-constexpr int AT_ONCE = 4;  // rows of the weight of a tile, of 3 rows of x or more
 
-// Writes the sums over the lanes of COUNT vectors, or adds them to what is there.
-template <int COUNT>
-INLINE void write_sums(const vfloat* vectors, float* to, bool adds) {
-#pragma GCC unroll 4
-  for (int at = 0; at < COUNT; at += LANES) {
-    vfloat rows[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) rows[i] = at + i < COUNT ? vectors[at + i] : vfloat{};
-    transpose(rows);
-    const Part part{at + LANES <= COUNT ? LANES : COUNT % LANES};
-    vfloat total = adds ? load(to + at, part) + rows[0] : rows[0];
-#pragma GCC unroll 16
-    for (int i = 1; i < LANES; i++) total += rows[i];
-    store(to + at, total, part);
-  }
+// Without it, each product loads the vector again.
+INLINE void keep_in_register(vfloat& v) {
+#if defined(__aarch64__)
+  asm("" : "+w"(v));
+#elif defined(__x86_64__) || defined(_M_X64)
+  asm("" : "+v"(v));
+#endif
 }
 
-// The products of M rows of x and N rows of the weight, (M, N), to sums.
-template <int M, int N>
-NOINLINE void dots(const float* x, int64_t x_row, const float* weight, int64_t weight_row, int64_t terms, float* sums,
-                   bool adds) {
+// Writes the sums over the lanes of four vectors, or adds them to what is there.
+INLINE void write_sums(vfloat* vectors, float* to, bool adds) {
+  transpose<FOUR>(vectors);
+  const vfloat sums = vectors[0] + vectors[1] + vectors[2] + vectors[3];
+  vfloat total = sums;
+  if (adds) {
+    vfloat before{};
+    memcpy(&before, to, FOUR * sizeof(float));
+    total += before;
+  }
+  if constexpr (LANES > 4) total += shuffled<From<4>>(sums, sums);
+  if constexpr (LANES > 8) total += shuffled<From<8>>(sums, sums), total += shuffled<From<12>>(sums, sums);
+  memcpy(to, &total, FOUR * sizeof(float));
+}
+
+// Some rows of x and of the weight, and where their products go, or what they are added to.
+struct DotRows {
+  const float *x, *weight;
+  int64_t x_row, weight_row, rows, terms;
+  float* sums;
+  int64_t sums_row;
+  bool adds;
+};
+
+// The products of M rows of x, from row m on, and N of the weight. It asks for the same terms of ASKS rows at `ahead`.
+template <int M, int N, int ASKS>
+NOINLINE void dots(const DotRows& group, int64_t m, const float* ahead) {
+  const int64_t x_row = group.x_row, weight_row = group.weight_row;
+  const float *x = group.x + m * x_row, *weight = group.weight;
   vfloat total[M * N] = {};
   auto add = [&](int64_t k, auto lanes) __attribute__((always_inline)) {
     vfloat w[N];
 #pragma GCC unroll 16
-    for (int n = 0; n < N; n++) w[n] = load(weight + n * weight_row + k, lanes);
+    for (int n = 0; n < N; n++) {
+      w[n] = load(weight + n * weight_row + k, lanes);
+      if (M > 1) keep_in_register(w[n]);
+    }
 #pragma GCC unroll 4
-    for (int m = 0; m < M; m++) {
-      const vfloat row = load(x + m * x_row + k, lanes);
+    for (int n = 0; n < ASKS; n++) __builtin_prefetch(ahead + n * weight_row + k, 0, 2);
+#pragma GCC unroll 6
+    for (int i = 0; i < M; i++) {
+      const vfloat row = load(x + i * x_row + k, lanes);
 #pragma GCC unroll 16
-      for (int n = 0; n < N; n++) total[m * N + n] += row * w[n];
+      for (int n = 0; n < N; n++) total[i * N + n] += row * w[n];
     }
   };
   int64_t k = 0;
-  for (; k + LANES <= terms; k += LANES) add(k, Full{});
-  if (k < terms) add(k, Part{int(terms - k)});
-  write_sums<M * N>(total, sums, adds);
+  for (; k + LANES <= group.terms; k += LANES) add(k, Full{});
+  if (k < group.terms) add(k, Part{int(group.terms - k)});
+  float* sums = group.sums + m * group.sums_row;
+#pragma GCC unroll 6
+  for (int i = 0; i < M; i++, sums += group.sums_row)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n += FOUR) write_sums(total + i * N + n, sums + n, group.adds);
 }
 
-// ---- Many rows: the weight is packed, TILE_COLUMNS rows at a time, with the terms in the order of the lanes ----
+template <int N, int MOST>
+INLINE void dots_of(int64_t rows, const DotRows& group, int64_t m, int64_t asks, const float* ahead) {
+  if constexpr (MOST > 1)
+    if (rows < MOST) return dots_of<N, MOST - 1>(rows, group, m, asks, ahead);
+  if constexpr (N == AT_ONCE) {
+    if (asks == 4) return dots<MOST, N, 4>(group, m, ahead);
+    if (asks == 2) return dots<MOST, N, 2>(group, m, ahead);
+  }
+  dots<MOST, N, 0>(group, m, ahead);
+}
 
-constexpr int TALL = VECTOR_BYTES == 64 ? 6 : 3;  // rows of x of a tile
-
-// The floats of the terms of one lane.
-inline int64_t lane_floats(int64_t terms) { return divide_up(terms, LANES) * TILE_COLUMNS + LANES; }
-
-// Packs a part of some rows of the weight. The lanes beyond the last row hold what nothing reads.
-NOINLINE void pack_lanes(const float* weight, int64_t weight_row, int64_t rows, int64_t terms, float* to) {
-  const int64_t lane = lane_floats(terms);
-  for (int64_t first = 0; first < TILE_COLUMNS; first += LANES) {
-    const float* row[LANES];
-    for (int i = 0; i < LANES; i++) row[i] = weight + std::min(first + i, rows - 1) * weight_row;
-    float* step = to + first;
-    auto pack = [&](int64_t k, auto lanes) __attribute__((always_inline)) {
-      vfloat values[LANES];
-#pragma GCC unroll 16
-      for (int i = 0; i < LANES; i++) values[i] = load(row[i] + k, lanes);
-      transpose(values);
-#pragma GCC unroll 16
-      for (int i = 0; i < LANES; i++) store(step + i * lane, values[i]);
-      step += TILE_COLUMNS;
-    };
-    int64_t k = 0;
-    for (; k + LANES <= terms; k += LANES) pack(k, Full{});
-    if (k < terms) pack(k, Part{int(terms - k)});
+// The products of all rows of x and N of the weight, in tiles of equal heights. The first tiles ask for the rows of the
+// weight after these.
+template <int N>
+void dots_of_rows(const DotRows& group) {
+  constexpr int MOST = N > 2 * AT_ONCE ? 1 : N > AT_ONCE ? 2 : TALL;
+  const int64_t tiles = divide_up(group.rows, MOST);
+  int64_t asks = tiles > 1 ? 2 : 4;
+  const float* ahead = group.weight + N * group.weight_row;
+  for (int64_t tile = 0; tile < tiles; tile++, ahead += asks * group.weight_row) {
+    if (tile == 2) asks = 0;
+    const int64_t m = tile * group.rows / tiles;
+    dots_of<N, MOST>((tile + 1) * group.rows / tiles - m, group, m, asks, ahead);
   }
 }
 
-// The products of M rows of x and what is packed, (M, TILE_COLUMNS), to sums, or added to what is there.
-template <int M>
-NOINLINE void dots_of_lanes(const float* x, int64_t x_row, const float* packed, int64_t terms, float* sums, bool adds) {
-  vfloat total[M][2] = {};
-  if (adds)
-    for (int m = 0; m < M; m++)
-      for (int half = 0; half < 2; half++) total[m][half] = load(sums + m * TILE_COLUMNS + half * LANES);
-  const float* rows[2] = {x, x + 3 * x_row};  // three rows for each: few registers
-  for (int lane = 0; lane < LANES; lane++) {
-    vfloat of_lane[M][2] = {};
-    const float* column = packed + lane * lane_floats(terms);
-    for (int64_t k = lane; k < terms; k += LANES, column += TILE_COLUMNS) {
-      const vfloat left = load(column), right = load(column + LANES);
-#pragma GCC unroll 6
-      for (int m = 0; m < M; m++) {
-        const float value = rows[m / 3][m % 3 * x_row + k];
-        of_lane[m][0] += left * value;
-        of_lane[m][1] += right * value;
-      }
+// ---- Many rows: both are packed, with the terms in the order of the lanes ----
+
+// The steps of a lane, and the floats from one lane of some packed rows to the next.
+inline int64_t steps_of(int64_t terms) { return divide_up(terms, LANES); }
+template <int WIDTH>
+inline int64_t lane_floats(int64_t rows, int64_t terms) {
+  return round_up(rows, WIDTH) * steps_of(terms) + LANES;
+}
+
+// Packs a part of some rows, WIDTH at a time. Terms beyond the last are 0; rows beyond it hold what nothing reads.
+// A vector may reach beyond WIDTH: what it writes there is written again by the next one, or lies between two lanes.
+template <int WIDTH>
+NOINLINE void pack_lanes(const float* from, int64_t row, int64_t rows, int64_t terms, float* to) {
+  const int64_t lane = lane_floats<WIDTH>(rows, terms);
+  for (int64_t start = 0; start < rows; start += WIDTH, to += WIDTH * steps_of(terms))
+    for (int64_t first = 0; first < WIDTH; first += LANES) {
+      const float* of_rows[LANES];
+      for (int i = 0; i < LANES; i++) of_rows[i] = from + std::min(start + first + i, rows - 1) * row;
+      float* step = to + first;
+      auto pack = [&](int64_t k, auto lanes) __attribute__((always_inline)) {
+        vfloat values[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) values[i] = load(of_rows[i] + k, lanes);
+        transpose(values);
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) store(step + i * lane, values[i]);
+        step += WIDTH;
+      };
+      int64_t k = 0;
+      for (; k + LANES <= terms; k += LANES) pack(k, Full{});
+      if (k < terms) pack(k, Part{int(terms - k)});
     }
-#pragma GCC unroll 6
-    for (int m = 0; m < M; m++) total[m][0] += of_lane[m][0], total[m][1] += of_lane[m][1];
-  }
-#pragma GCC unroll 6
-  for (int m = 0; m < M; m++)
-    for (int half = 0; half < 2; half++) store(sums + m * TILE_COLUMNS + half * LANES, total[m][half]);
 }
 
 struct Linear {
   LinearForward call;
   ActivationPass activation;
   int64_t height, width = COLUMNS;  // of a block of work
-  int64_t at_once;                  // columns whose sums are next to each other, (rows, at_once)
+  int64_t parts, depth = 0;         // of the terms, and how many each has
 
   explicit Linear(const LinearForward& call)
       : call(call), activation(PlainActivation{std::max<int64_t>(SILU, call.activation)}) {
     height = divide_up(call.rows, divide_up(call.rows, ROWS));  // equal ones
-    at_once = height >= MANY ? TILE_COLUMNS : height > 2 ? AT_ONCE : SUMS / height;
+    parts = divide_up(call.terms, DEPTH);
+    if (parts) depth = round_up(divide_up(call.terms, parts), LANES);
     while (width > LEAST_COLUMNS && blocks() < std::min(most_workers(), 4 * workers_for(INT64_MAX))) width /= 2;
   }
   int64_t panels() const { return divide_up(call.columns, width); }
   int64_t blocks() const { return divide_up(call.rows, height) * panels(); }
   int64_t most_workers() const { return std::max<int64_t>(1, call.rows * call.columns * call.terms / PRODUCTS); }
-  int64_t floats() const { return height * width + LANES * lane_floats(std::min(DEPTH, call.terms)); }
+  bool packs() const { return height >= (parts > 1 ? MANY : MANY_OF_ONE_PART); }
+  // Of a worker: its sums, those of four lanes, and some rows of the weight.
+  int64_t floats() const {
+    if (!packs()) return height * width + AT_ONCE * depth;
+    return padded_rows() * (width + TILE_COLUMNS) + LANES * lane_floats<TILE_COLUMNS>(1, depth);
+  }
+  // Of a block of rows of x that are packed.
+  int64_t floats_of_x() const { return packs() ? parts * floats_of_part() : 0; }
 
+  void pack_x(int64_t block, int64_t part, float* to) const {
+    const int64_t row = block * height, term = part * depth;
+    pack_lanes<TILE_ROWS>(call.x + row * call.terms + term, call.terms, std::min(height, call.rows - row),
+                          terms_from(term), to + part * floats_of_part());
+  }
   // Writes the results of a block.
-  void compute(int64_t block, float* sums) const {
+  void compute(int64_t block, const float* packed_x, float* sums) const {
     const int64_t row = block / panels() * height, column = block % panels() * width;
     const int64_t rows = std::min(height, call.rows - row), columns = std::min(width, call.columns - column);
-    if (!call.terms) std::fill(sums, sums + height * width, 0.0f);
-    for (int64_t term = 0; term < call.terms; term += DEPTH)
-      for (int64_t n = 0; n < columns; n += at_once)
-        add({call.x + row * call.terms + term, call.weight + (column + n) * call.weight_row + term, rows,
-             std::min(at_once, columns - n), std::min(DEPTH, call.terms - term), sums + n * rows, term > 0},
-            sums + height * width);
-    for (int64_t m = 0; m < rows; m++) {
-      float line[COLUMNS];
-      for (int64_t n = 0; n < columns; n += at_once) {
-        const int64_t count = std::min(at_once, columns - n);
-        // those of a part of a group are (count, rows), unless they are packed
-        const bool apart = count < at_once && at_once < TILE_COLUMNS;
-        for (int64_t i = 0; i < count; i++) line[n + i] = sums[n * rows + (apart ? i * rows + m : m * at_once + i)];
+    if (!parts) std::fill(sums, sums + height * width, 0.0f);
+    for (int64_t part = 0; part < parts; part++) {
+      if (packs()) {
+        add_packed(packed_x + part * floats_of_part(), rows, column, columns, part * depth, sums);
+      } else {
+        add(row, rows, column, columns, part * depth, sums);
       }
-      finish(line, (row + m) * call.columns + column, column, columns);
     }
+    for (int64_t m = 0; m < rows; m++) finish(sums + m * width, (row + m) * call.columns + column, column, columns);
   }
 
  private:
-  struct Group {
-    const float *x, *weight;
-    int64_t rows, columns, terms;
-    float* sums;
-    bool adds;
-  };
+  int64_t padded_rows() const { return round_up(height, TILE_ROWS); }
+  int64_t floats_of_part() const { return LANES * lane_floats<TILE_ROWS>(height, depth); }
+  int64_t terms_from(int64_t term) const { return std::min(depth, call.terms - term); }
 
-  void add(const Group& group, float* packed) const {
-    if (at_once == TILE_COLUMNS) return add_packed(group, packed);
-    if (group.columns == at_once) {
-      if (at_once == AT_ONCE) return add_rows<AT_ONCE>(group);
-      return at_once == SUMS ? add_rows<SUMS>(group) : add_rows<SUMS / 2>(group);
+  // Computes the products of a part of the terms, or adds them.
+  void add(int64_t row, int64_t rows, int64_t column, int64_t columns, int64_t term, float* sums) const {
+    const int64_t terms = terms_from(term);
+    DotRows group{
+        call.x + row * call.terms + term, nullptr, call.terms, call.weight_row, rows, terms, sums, width, term > 0};
+    int64_t n = 0;
+    auto add_columns = [&](auto count) __attribute__((always_inline)) {
+      for (; n + count <= columns; n += count) {
+        group.weight = call.weight + (column + n) * call.weight_row + term;
+        group.sums = sums + n;
+        dots_of_rows<count>(group);
+      }
+    };
+    if (rows == 1) add_columns(std::integral_constant<int, 4 * AT_ONCE>{});
+    if (rows == 2) add_columns(std::integral_constant<int, 2 * AT_ONCE>{});
+    add_columns(std::integral_constant<int, AT_ONCE>{});
+    if (n == columns) return;
+    float* last = sums + height * width;  // a copy of the last rows, as many as a tile has
+    for (int64_t i = 0; i < AT_ONCE; i++) {
+      const float* from = call.weight + (column + std::min(n + i, columns - 1)) * call.weight_row + term;
+      memcpy(last + i * depth, from, terms * sizeof(float));
     }
-    Group one = group;
-    for (int64_t n = 0; n < group.columns; n++, one.weight += call.weight_row, one.sums += group.rows) add_rows<1>(one);
+    group.weight = last, group.weight_row = depth, group.sums = sums + n;
+    dots_of_rows<AT_ONCE>(group);
   }
 
-  template <int N>
-  void add_rows(const Group& group) const {
-    constexpr int MOST = SUMS / (N < AT_ONCE ? AT_ONCE : N);
-    auto call_dots = [&](auto rows, int64_t m) __attribute__((always_inline)) {
-      dots<rows, N>(group.x + m * call.terms, call.terms, group.weight, call.weight_row, group.terms,
-                    group.sums + m * N, group.adds);
-    };
-    int64_t m = 0;
-    for (; m + MOST <= group.rows; m += MOST) call_dots(std::integral_constant<int, MOST>{}, m);
-    if constexpr (MOST > 2)
-      for (; m + 2 <= group.rows; m += 2) call_dots(std::integral_constant<int, 2>{}, m);
-    if (m < group.rows) call_dots(std::integral_constant<int, 1>{}, m);
-  }
-
-  void add_packed(const Group& group, float* packed) const {
-    pack_lanes(group.weight, call.weight_row, group.columns, group.terms, packed);
-    auto call_dots = [&](auto rows, int64_t m) __attribute__((always_inline)) {
-      dots_of_lanes<rows>(group.x + m * call.terms, call.terms, packed, group.terms, group.sums + m * TILE_COLUMNS,
-                          group.adds);
-    };
-    int64_t m = 0;
-    for (; m + TALL <= group.rows; m += TALL) call_dots(std::integral_constant<int, TALL>{}, m);
-    for (; m < group.rows; m++) call_dots(std::integral_constant<int, 1>{}, m);
+  void add_packed(const float* x, int64_t rows, int64_t column, int64_t columns, int64_t term, float* sums) const {
+    const int64_t terms = terms_from(term), steps = steps_of(terms), tiles = divide_up(rows, TILE_ROWS);
+    const int64_t x_lane = lane_floats<TILE_ROWS>(rows, terms), w_lane = lane_floats<TILE_COLUMNS>(1, terms);
+    float *fours = sums + padded_rows() * width, *packed = fours + padded_rows() * TILE_COLUMNS;
+    for (int64_t n = 0; n < columns; n += TILE_COLUMNS) {
+      const float* from = call.weight + (column + n) * call.weight_row;
+      const int64_t count = std::min<int64_t>(TILE_COLUMNS, columns - n);
+      pack_lanes<TILE_COLUMNS>(from + term, call.weight_row, count, terms, packed);
+      Ahead ahead = ahead_of(from + TILE_COLUMNS * call.weight_row, FLOAT32, term, terms, LANES * tiles, steps);
+      for (int64_t lane = 0; lane < LANES; lane++)
+        for (int64_t tile = 0; tile < tiles; tile++) {
+          const int64_t m = tile * TILE_ROWS;
+          float *to = sums + m * width + n, *four = fours + m * TILE_COLUMNS;
+          Target target{lane % FOUR ? four : nullptr, TILE_COLUMNS, four, TILE_COLUMNS, false};
+          if (lane % FOUR == FOUR - 1) target = {four, TILE_COLUMNS, to, width, term > 0 || lane >= FOUR};
+          tile_of(rows - m, x + lane * x_lane + m * steps, packed + lane * w_lane, steps, target, ahead);
+          ahead.next += ahead.bytes * steps;
+        }
+    }
   }
 
   void finish(float* line, int64_t at, int64_t column, int64_t columns) const {
@@ -215,13 +263,26 @@ struct Linear {
 
 Status forward(const LinearForward& call) {
   const Linear linear(call);
+  const int64_t panels = linear.panels(), of_rows = linear.blocks() / panels, parts = linear.parts;
   const int64_t workers = std::min(linear.most_workers(), workers_for(linear.blocks()));
+  const int64_t floats = linear.floats_of_x();
+  const int64_t at_once = floats ? std::max<int64_t>(1, std::min(of_rows, MOST_PACKED / floats)) : of_rows;
   const Scratch scratch(workers, linear.floats());
-  if (scratch.failed()) return OUT_OF_MEMORY;
+  const FloatBuffer x(at_once * floats);
+  if (scratch.failed() || (floats && !x.data())) return OUT_OF_MEMORY;
   const Scratch* buffers = &scratch;
   const Linear* of_call = &linear;
-  run_blocks(linear.blocks(), workers,
-             [=](int64_t block, int64_t worker) { of_call->compute(block, buffers->of(worker)); });
+  float* const packed = x.data();
+  for (int64_t first = 0; first < of_rows; first += at_once) {
+    const int64_t count = std::min(at_once, of_rows - first);
+    if (packed)
+      run_blocks(count * parts, std::min(workers, count * parts), [=](int64_t at, int64_t) {
+        of_call->pack_x(first + at / parts, at % parts, packed + at / parts * floats);
+      });
+    run_blocks(count * panels, std::min(workers, count * panels), [=](int64_t at, int64_t worker) {
+      of_call->compute(first * panels + at, packed + at / panels * floats, buffers->of(worker));
+    });
+  }
   return OK;
 }
 

@@ -62,12 +62,12 @@ inline Ahead ahead_of(const void* next, int64_t dtype, int64_t term, int64_t ter
   return {(const char*)next + term * of_term, std::min<int64_t>(128, terms * of_term / (tiles * steps))};
 }
 
-// All bits one after another transpose LANES rows.
-template <int S>
+// All bits one after another transpose COUNT rows, in each COUNT lanes.
+template <int S, int COUNT>
 INLINE void swap_bit(vfloat* rows) {
-  if constexpr (S < LANES) {
+  if constexpr (S < COUNT) {
 #pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
+    for (int i = 0; i < COUNT; i++) {
       if (i & S) continue;
       const vfloat a = rows[i], b = rows[i + S];
       rows[i] = shuffled<Lower<S>>(a, b);
@@ -75,11 +75,12 @@ INLINE void swap_bit(vfloat* rows) {
     }
   }
 }
+template <int COUNT = LANES>
 INLINE void transpose(vfloat* rows) {
-  swap_bit<1>(rows);
-  swap_bit<2>(rows);
-  swap_bit<4>(rows);
-  swap_bit<8>(rows);
+  swap_bit<1, COUNT>(rows);
+  swap_bit<2, COUNT>(rows);
+  swap_bit<4, COUNT>(rows);
+  swap_bit<8, COUNT>(rows);
 }
 
 // Packs `count` rows of contiguous terms, at most LANES, to the lanes of `depth` vectors WIDTH apart; lanes beyond hold
