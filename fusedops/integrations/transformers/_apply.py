@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.jit import ScriptModule
-from torch.nn import Module
+from torch.nn import Linear, Module
 
 from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsWarning, InvalidInputError
@@ -25,6 +25,7 @@ from fusedops.integrations.transformers._loss.head import has_fused_loss, heads_
 from fusedops.integrations.transformers._loss.losses import loss_of, recognised_loss, replace_loss, restore_loss
 from fusedops.integrations.transformers._loss.trl import LOG_PROBS, replaced_forwards, restore_head, serve_head
 from fusedops.integrations.transformers._mixers.recognition import recognised_mixer
+from fusedops.integrations.transformers._modules.activated import recognised_activated
 from fusedops.integrations.transformers._modules.activations import recognised_activation
 from fusedops.integrations.transformers._modules.experts import recognised_experts
 from fusedops.integrations.transformers._modules.gated import recognised_gated
@@ -58,17 +59,17 @@ _OPS = (
     "linear_log_probs",
     "attention",
     "scaled_masked_softmax",
+    "linear",
 )
 _MOST_MODULES = 32  # of one whose outcome is kept for others that are alike
 _FUSED_LOSS = "linear_cross_entropy"  # by fused_loss=True, or by its name
-_LINEAR = "linear"  # by linear=True, or by its name
+_LINEAR = "linear"
 
 
-def apply(
-    model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool = False, linear: bool = False
-) -> Applied:
+def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool = False) -> Applied:
     """Replace what a model computes by ops: norms, gated MLPs, GELU, experts and their routers, rotary embeddings,
-    attention, the short convolution and the recurrence of hybrid models, the loss.
+    attention, the short convolution and the recurrence of hybrid models, the loss; linear layers of float32 on a CPU,
+    and the activation behind them, where the kernel is faster than torch's.
 
     A module is recognised by its results: its own forward runs on small random numbers, on the CPU, and an op replaces
     it only where the op computes the same. So the weights are not read: they may be on a meta device, sharded or
@@ -76,12 +77,11 @@ def apply(
 
     Args:
         model: a model of transformers, or any torch module. It may be wrapped, compiled or sharded, before or after.
-        ops: the names of the ops to use; None: all of them.
+        ops: the names of the ops to use; None: all of them. With the name "linear", the table has the layers that it
+            leaves too.
         fused_loss: a training step computes the loss by ``linear_cross_entropy`` and never makes the logits of all
             tokens. ``outputs.logits`` is then made on its first use, with a FusedOpsWarning: a step that uses it saves
             nothing. Under torch.compile the logits are made, with a FusedOpsWarning.
-        linear: linear layers of float32 on a CPU, besides the output embedding, are computed by ``linear`` where its
-            kernel is faster than torch's. The class of such a layer is then a subclass of torch.nn.Linear.
 
     Returns:
         the outcome for each class of modules, and :meth:`Applied.remove`.
@@ -107,7 +107,7 @@ def apply(
             f"apply: got model = {shown}, expected a torch.nn.Module; to fix: load it first, as in "
             f"AutoModelForCausalLM.from_pretrained(...)"
         )
-    chosen = _chosen(ops, fused_loss, linear)
+    chosen = _chosen(ops, fused_loss)
     heads = heads_of(model) if chosen & {_FUSED_LOSS, _LINEAR} else {}
     outcomes, losses = Counter[Any](), Counter[Any]()  # of _Outcome; losses also of None, for modules without one
     layouts = layouts_of(model.modules())
@@ -122,7 +122,7 @@ def apply(
         "bias_gelu": lambda module: None if module in inside else recognised_activation(module),
     }
     if _LINEAR in chosen:
-        recognisers[_LINEAR] = recognised_linear
+        recognisers[_LINEAR] = recognised_linear if ops is not None else _served_linear
     inside = set[Module]()  # activations that a replaced module does not call
     shared: dict[Replacement, Replacement] = {}
     known: dict[Any, Any] = {}  # the layers of a model are alike
@@ -130,11 +130,19 @@ def apply(
     def recognise(module: Module) -> tuple[str, Replacement | str | None]:
         if module in heads:  # which a second call may give the fused loss
             return (_FUSED_LOSS, recognised_head(module, heads[module])) if _FUSED_LOSS in chosen else ("", None)
-        if any(True for _ in islice(module.modules(), _MOST_MODULES, None)):
+        if _is_large(module):
             return _recognised(module, recognisers)
         key = key_of(module), module in inside
         if key not in known:
             known[key] = _recognised(module, recognisers)
+        return known[key]
+
+    def activated(module: Module) -> Replacement | None:
+        if not any(own_class(child) is Linear for child in module.children()) or _is_large(module):
+            return None
+        key = key_of(module), _LINEAR
+        if key not in known:
+            known[key] = recognised_activated(module)
         return known[key]
 
     for module in model.modules():
@@ -144,6 +152,8 @@ def apply(
         else:
             recognised = recognise(module)
             outcomes.update(_forward_applied(module, chosen, *recognised, shared))
+            if _LINEAR in chosen and replacement_of(module) is None and module not in heads:
+                outcomes.update(_forward_applied(module, chosen, _LINEAR, activated(module), shared))
         replacement = replacement_of(module)
         if replacement is not None and replacement.has_activation:
             inside.update(module.children())
@@ -173,14 +183,24 @@ def apply(
     return applied
 
 
-def _chosen(ops: Iterable[str] | None, fused_loss: bool, linear: bool) -> set[str]:
+def _is_large(module: Module) -> bool:
+    return any(True for _ in islice(module.modules(), _MOST_MODULES, None))
+
+
+def _served_linear(module: Module) -> Replacement | None:
+    """Return the replacement of a linear layer, or None where it is left."""
+    recognised = recognised_linear(module)
+    return recognised if isinstance(recognised, Replacement) else None
+
+
+def _chosen(ops: Iterable[str] | None, fused_loss: bool) -> set[str]:
     if isinstance(ops, str):
         raise InvalidInputError(f"apply: got ops = {ops!r}, expected a list of names; to fix: write ops=[{ops!r}]")
     chosen = set(_OPS if ops is None else ops)
-    names = (*_OPS, _FUSED_LOSS, _LINEAR)
+    names = (*_OPS, _FUSED_LOSS)
     for name in sorted(map(str, chosen.difference(names))):
         raise InvalidInputError(f"apply: {unknown_name('op in ops', name, names)}")
-    return chosen | {name for name, wanted in ((_FUSED_LOSS, fused_loss), (_LINEAR, linear)) if wanted}
+    return chosen | ({_FUSED_LOSS} if fused_loss else set())
 
 
 def _name(model: Module) -> str:

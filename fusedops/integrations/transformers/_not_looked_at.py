@@ -57,7 +57,8 @@ def not_looked_at(model: Module, has_row: Callable[[str], bool]) -> str:
 
 
 def _outside_of_replaced(module: Module) -> Iterator[Module]:
-    if replacement_of(module) is not None:
+    replacement = replacement_of(module)
+    if replacement is not None and not replacement.runs_own_code:
         return
     yield module
     for child in module.children():

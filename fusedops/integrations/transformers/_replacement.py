@@ -32,6 +32,7 @@ class Replacement:
     when: str = ""
     left: tuple[tuple[str, str], ...] = ()  # ops that it does not call, with the reason
     has_activation = False  # True where forward computes the activation that the module has as a child
+    runs_own_code = False  # True where forward is the module's own, which calls its children
 
     @property
     def ops(self) -> tuple[str, ...]:

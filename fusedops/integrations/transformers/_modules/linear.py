@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Linear, Module
 
 from fusedops import ops
@@ -22,19 +23,23 @@ class Dense(Replacement):
     op: str = "linear"
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute the layer by the op where all is float32 on the CPU, else by torch's function."""
+        """Compute the layer by the op where it is served, else by torch's function."""
         (x,) = (*args, *kwargs.values())
-        weight, bias = module.weight, module.bias
-        if (
-            x.dtype is weight.dtype is torch.float32
-            and x.is_cpu
-            and weight.is_cpu
-            and not autocasts("cpu")
-            and x.dim()
-            and x.shape[-1] == weight.shape[1]
-        ):
-            return ops.linear(x, weight, bias)
-        return torch.nn.functional.linear(x, weight, bias)
+        function = ops.linear if is_served(module, x) else torch.nn.functional.linear
+        return function(x, module.weight, module.bias)
+
+
+def is_served(layer: Any, x: Tensor) -> bool:
+    """Return True where all is float32 on the CPU, and of the sizes that the layer takes."""
+    weight = layer.weight
+    return (
+        x.dtype is weight.dtype is torch.float32
+        and x.is_cpu
+        and weight.is_cpu
+        and not autocasts("cpu")
+        and x.dim() > 0
+        and x.shape[-1] == weight.shape[1]
+    )
 
 
 def recognised_linear(module: Module) -> Replacement | str | None:

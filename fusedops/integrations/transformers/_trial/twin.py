@@ -146,7 +146,7 @@ def hooked(module: Module) -> str | None:
     for name, child in module.named_children():
         if any(True for _ in child.parameters()) or isinstance(child, Dropout):
             continue
-        if any(map(_has_hooks, child.modules())):
+        if any(map(has_hooks, child.modules())):
             return name
     return None
 
@@ -204,8 +204,9 @@ def is_replaced_elsewhere(module: Module) -> bool:
 
 def is_changed(function: Any) -> bool:
     """Return True for a function of a file that is a module, as kernels makes one, with another forward or hooks."""
-    return isinstance(function, Module) and (is_replaced_elsewhere(function) or _has_hooks(function))
+    return isinstance(function, Module) and (is_replaced_elsewhere(function) or has_hooks(function))
 
 
-def _has_hooks(module: Module) -> bool:
+def has_hooks(module: Module) -> bool:
+    """Return True for a module that has a hook of its own."""
     return any(vars(module)[hooks] for hooks in _HOOKS)

@@ -149,7 +149,7 @@ def _reason_to_leave(name: str, layer: Linear | Embedding, format: str, patterns
 
 
 def _class_of(layer: Linear | Embedding) -> type[Module]:
-    """Return the class of a layer, also where ``apply(linear=True)`` has replaced its forward."""
+    """Return the class of a layer, also where ``apply`` has replaced its forward."""
     return own_class(layer) if isinstance(replacement_of(layer), Dense) else type(layer)
 
 
