@@ -26,20 +26,23 @@ def threshold(p: float) -> int:
     return round(p * 2**32)
 
 
-def philox(counter: Tensor, seed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox(counter: Tensor, seed: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return four words for each counter.
 
     Args:
         counter: int64, any shape: ``index // 4``.
-        seed: int64, one element, on the counter's device.
+        seed: int64, one element or broadcastable to the counter, on its device.
+        position: the high half of the counter, int64, as the seed. None: 0.
 
     Returns:
-        Four int64 tensors of the counter's shape, each value in [0, 2**32).
+        Four int64 tensors of the shape of all, each value in [0, 2**32).
     """
-    seed = seed.reshape(())
+    if seed.numel() == 1 and position is None:
+        seed = seed.reshape(())
     k0, k1 = seed & _LOW, (seed >> 32) & _LOW
     c0, c1 = counter & _LOW, (counter >> 32) & _LOW
-    c2 = c3 = torch.zeros_like(counter)
+    c2 = torch.zeros_like(counter) if position is None else position & _LOW
+    c3 = c2 if position is None else (position >> 32) & _LOW
     for _ in range(10):
         # the product of two 32-bit numbers wraps in int64, but its 64 bits are right: mask after each shift
         first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]

@@ -151,5 +151,6 @@ KERNELS = (
         ops.rotary_embedding, "rotary._rotary:rotary_embedding", "rotary._rotary:rotary_embedding_backward", VECTORS
     ),
     *_formulas(ops.top_k_routing, on_cpu()),
+    _both(ops.sample, forward_of("sample"), forward_of("sample"), on_cpu())[0],
     *_both(ops.scaled_masked_softmax, "softmax._softmax:softmax_forward", "softmax._softmax:softmax_backward", VECTORS),
 )

@@ -172,8 +172,7 @@ def _joined(given: str) -> str:
 
 
 def _print(decision: Decision) -> None:
-    served = f"served by {decision.backend or 'no backend'} (backward: {decision.backward or 'no backend'})"
-    print_text(f"{decision.op}: {served}")
+    print_text(f"{decision.op}: {decision.served}")
     fields = [("given", _joined(decision.given))]
     for preference in decision.preferences:
         overridden = "" if preference.in_effect else " (overridden)"

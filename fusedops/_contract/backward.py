@@ -36,7 +36,7 @@ class BackwardCall:
         parameters: the op's parameters.
         tensors: the parameters that are tensors.
         outputs: the op's outputs.
-        integers: the integer outputs, which have no gradient.
+        integers: the outputs that have no gradient.
         saved: the op's saved values. The parameters of their references are kept for backward too.
         differentiable: the parameters for which backward returns a gradient, in order.
         passed_through: the parameter whose gradient is the output's, or None.
@@ -59,9 +59,8 @@ class BackwardCall:
         identity: Callable[..., bool] | None,
         addend: str | None,
     ) -> None:
-        self.grads = (
-            ("grad",) if len(outputs) == 1 else tuple(f"grad_{name}" for name in outputs if name not in integers)
-        )
+        several = len(outputs) > 1
+        self.grads = tuple(f"grad_{name}" if several else "grad" for name in outputs if name not in integers)
         kept = list(names[len(self.grads) :])
         if tuple(names[: len(self.grads)]) != self.grads:
             raise ValueError(f"op {op}: backward takes {tuple(names)}; it must begin with {self.grads}")

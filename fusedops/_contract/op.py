@@ -39,7 +39,7 @@ class Op:
             several outputs but integers), then by name what forward keeps for it: outputs, saved values,
             parameters of the op, ``<parameter>_dtype``, ``needs`` (a bool for each of ``differentiable``), ``reuse``
             (see BackwardCall). Returns one gradient for each of ``differentiable``, None where not wanted; a tuple
-            where there are several.
+            where there are several. None for an op without gradients, such as a draw: its outputs have none.
         differentiable: the tensor parameters that have a gradient.
         outputs: the outputs: the name of each, or an :class:`fusedops.Output`.
         output_dtype: from the arguments, the dtype of the output. None: the first argument's.
@@ -74,9 +74,9 @@ class Op:
         *,
         constraints: Sequence[Constraint],
         reference: Callable[..., Any],
-        backward: Callable[..., Any],
-        differentiable: tuple[str, ...],
         evidence: Evidence | str,
+        backward: Callable[..., Any] | None = None,
+        differentiable: tuple[str, ...] = (),
         outputs: tuple[str | Output, ...] = ("y",),
         output_dtype: Callable[..., torch.dtype] | None = None,
         empty: Callable[..., Any] | None = None,
@@ -89,16 +89,19 @@ class Op:
         prepare_args: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
     ) -> None:
         self.name, self.function = function.__name__, function
-        self.reference, self.backward = signatures.spread(reference), signatures.spread(backward)
+        self.reference, self.has_gradient = signatures.spread(reference), backward is not None
+        self.backward = signatures.spread(backward or _no_backward)
         self.differentiable, self.passed_through, self.addend = differentiable, passed_through, addend
         self.constraints, self._evidence = tuple(constraints), evidence
         described = [Output(output) if isinstance(output, str) else output for output in outputs]
         self.outputs, self.single = tuple(output.name for output in described), len(described) == 1
-        self.with_gradient = tuple(output.name for output in described if not output.integer)
+        self.with_gradient = tuple(output.name for output in described if backward and not output.integer)
         self.integers = tuple(output.name for output in described if output.integer)
         self.output_of = {output.name: output.of for output in described if output.of is not None}
         self.permuted = tuple(output.name for output in described if output.permuted)
-        if not self.with_gradient or self.with_gradient + self.integers != self.outputs:
+        if bool(backward) != bool(differentiable):
+            raise ValueError(f"op {self.name}: got differentiable {differentiable}, expected names with backward alone")
+        if backward and (not self.with_gradient or self.with_gradient + self.integers != self.outputs):
             raise ValueError(
                 f"op {self.name}: got outputs {outputs}, expected integers last, after one with a gradient"
             )
@@ -117,8 +120,9 @@ class Op:
         self.required_tensors = tuple(name for name in self.tensors if self.types[name] == "Tensor")
         self.backward_types = signatures.annotation_texts(self.backward)
         self.backward_parameters = tuple(self.backward_types)
+        without = self.integers if backward else self.outputs
         self.backward_call = BackwardCall(
-            self.name, self.backward_parameters, self.parameters, self.tensors, self.outputs, self.integers,
+            self.name, self.backward_parameters, self.parameters, self.tensors, self.outputs, without,
             saved, differentiable, passed_through, identity and signatures.spread(identity), addend,
         )  # fmt: skip
         # the arguments that serve.py checks for requires_grad
@@ -274,3 +278,7 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<Op {self.name}{signatures.signature_text(self.signature)}>"
+
+
+def _no_backward() -> None:
+    """Stand for the backward of an op without gradients, which nothing calls."""

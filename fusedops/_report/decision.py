@@ -102,6 +102,7 @@ class Decision:
         assumed: what was assumed where the device is not on this machine; empty otherwise.
         adapt: the adapt setting.
         rows: the rows setting.
+        has_gradient: False for an op without gradients.
 
     >>> import fusedops
     >>> decision = fusedops.explain("bias_gelu", fusedops.TensorSpec((2, 4)), backend="eager")
@@ -119,6 +120,7 @@ class Decision:
     assumed: str = ""
     adapt: str = "none"
     rows: str = "any"
+    has_gradient: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return the decision as JSON-ready data."""
@@ -191,7 +193,13 @@ class Decision:
         return html_table(self._headline(), ("status", "backend", "notes"), rows)
 
     def _headline(self) -> str:
-        return f"{self.op}: served by {self.backend or 'no backend'} (backward: {self.backward or 'no backend'})"
+        return f"{self.op}: {self.served}"
+
+    @property
+    def served(self) -> str:
+        """The backends that serve the call and its gradient, as text."""
+        backward = f"backward: {self.backward or 'no backend'}" if self.has_gradient else "no gradient"
+        return f"served by {self.backend or 'no backend'} ({backward})"
 
     def refusal_text(self) -> str:
         """Return NoBackendError's message: the call, the reasons about its arguments first, then the nearest fix."""

@@ -145,6 +145,18 @@ class Bytes(_Strided):
         return f"view the bytes of {self.name}, as in {self.name}.view(torch.uint8)"
 
 
+class Integers(_Strided):
+    """A strided tensor of int64, such as a seed for each row. No constraint reads the numbers.
+
+    >>> from fusedops.constraints import Integers
+    >>> Integers("seed").describe()
+    'seed: int64'
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, torch.int64)
+
+
 class Mask(_Strided):
     """A strided tensor of bool or uint8, where True or non-zero means masked out.
 

@@ -29,6 +29,7 @@ from fusedops.ops.norms.rms_norm import rms_norm as rms_norm
 from fusedops.ops.quantized.quantized_linear import quantized_linear as quantized_linear
 from fusedops.ops.rotary.rotary_embedding import rotary_embedding as rotary_embedding
 from fusedops.ops.routing.top_k_routing import top_k_routing as top_k_routing
+from fusedops.ops.sampling.sample import sample as sample
 from fusedops.ops.softmax.scaled_masked_softmax import scaled_masked_softmax as scaled_masked_softmax
 
 # As fusedops.ops.attention is the function, import from the folder of this name: from fusedops.ops.attention import ...
@@ -54,6 +55,7 @@ __all__ = [
     "quantized_linear",
     "rms_norm",
     "rotary_embedding",
+    "sample",
     "scaled_masked_softmax",
     "swiglu",
     "top_k_routing",

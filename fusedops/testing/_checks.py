@@ -205,6 +205,8 @@ def checks(
 def _applies(record: Record, op: str, side: Side, kind: Kind, device_type: str) -> bool:
     """Return True where there is something to check: without a backward kernel, only that there is none."""
     kernel = record.kernel(op, "forward" if side == "forward" else "backward", device_type)
+    if side != "forward" and not registry.ops[op].has_gradient:
+        return False
     if kernel is None:
         return kind.name == "kernel" and side != "both"
     if kind.name == "rows":

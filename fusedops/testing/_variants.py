@@ -173,7 +173,7 @@ def _rounded(subject: KernelCalls, call: Call) -> bool:
     """Return True where a tensor is rounded to the output's dtype: the float64 answer is of the unrounded one."""
     floating = [v.dtype for v in call.values() if isinstance(v, TensorSpec) and v.is_floating_point()]
     output = subject.output_dtype(call)
-    return any(torch.promote_types(dtype, output) != output for dtype in floating)
+    return output.is_floating_point and any(torch.promote_types(dtype, output) != output for dtype in floating)
 
 
 def _axes(subject: KernelCalls, base: Call, direction: Direction) -> Iterator[_Axis]:

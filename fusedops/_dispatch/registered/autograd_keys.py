@@ -59,7 +59,7 @@ class ForwardAutograd:
         if is_plain(args):
             if self._symbolic is not None:
                 args = tuple(self._symbolic.as_floats(args))
-            if not _wants_gradient(args):
+            if not op.has_gradient or not _wants_gradient(args):
                 return impl.run(*args, save=save, backend=backend)
             args = impl.complete_arguments(args)
             outputs = serve(op, args, backend)
@@ -69,7 +69,7 @@ class ForwardAutograd:
             if self._symbolic is None and has_symbolic_floats(args, op.float_indices):
                 args = whole_arguments(op, args)
                 return _overload(op.name, "symbolic")(*as_tensors(args, op.float_indices), **options)
-            if not _wants_gradient(args):
+            if not op.has_gradient or not _wants_gradient(args):
                 return _below_autograd(_overload(op.name, self._overload), keys, args, options)
             args = whole_arguments(op, args)
             forward = partial(self._forward, keys, backend)

@@ -103,6 +103,8 @@ def register_op(op: Op) -> None:
         symbolic = SymbolicFloats(forward, floats)
         autograd = ForwardAutograd(op, forward, ready, symbolic)
         _define(library, f"{op.name}.symbolic", forward_schema(op, floats), symbolic, autograd)
+    if not op.has_gradient:
+        return
     name = f"{op.name}_backward"
     _define(library, name, backward_schema(op), backward, BackwardAutograd(op, backward, ready))
     if floats := float_indices(op.backward_types):

@@ -19,7 +19,7 @@ def decide(plan: Plan, args: Sequence[Any], assumed: str = "") -> Decision:
     selected, _ = plan.survey(args)
     backward = selected.backend if plan.direction == "backward" and selected else None
     after: dict[str, tuple[AppliedAdaptation, ...]] = {}
-    if plan.direction == "forward" and selected is not None:
+    if plan.direction == "forward" and selected is not None and op.has_gradient:
         # not serve.backward_plan, which reports fallbacks: to inspect is not to run
         then = make_plan(op, plan.active, plan.device_type, "backward", assume=plan.assume, prefer=selected.backend)
         placeholders = op.placeholder_backward_args(args)
@@ -52,6 +52,7 @@ def decide(plan: Plan, args: Sequence[Any], assumed: str = "") -> Decision:
         assumed,
         policy.adapt,
         policy.rows,
+        op.has_gradient,
     )
 
 

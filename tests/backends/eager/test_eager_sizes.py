@@ -150,8 +150,9 @@ def test_other_devices_are_asked_nothing(name: str, dtype: torch.dtype) -> None:
     backward = op.backward_arguments(
         [torch.ones_like(y) for y in outputs[: len(op.with_gradient)]], results, args, needs
     )
-    for direction, given in (("forward", (*args, True) if op.saved else args), ("backward", backward)):
-        made = kernels[direction](*(_on_meta(arg) for arg in given))
+    arguments_of = {"forward": (*args, True) if op.saved else args, "backward": backward}
+    for direction, kernel in kernels.items():
+        made = kernel(*(_on_meta(arg) for arg in arguments_of[direction]))
         assert all(each is None or each.is_meta for each in (made if isinstance(made, tuple) else (made,)))
 
 

@@ -94,12 +94,13 @@ def bad_values(op: Op, call: dict[str, Any], name: str) -> list[Any]:
             bad += [] if each.at_least is None else [-1.0, -1]
     if not op.types[name].startswith("Tensor"):
         return bad
-    bad += [*NO_TENSORS, 1.0, True, *([] if op.types[name].endswith("None") else [None])]
+    of_rows = str(op.signature.parameters[name].annotation).startswith(("float", "int"))  # or a number for all rows
+    bad += [*NO_TENSORS, *([] if of_rows else [1.0]), True, *([] if op.types[name].endswith("None") else [None])]
     value = call[name]
     if not isinstance(value, Tensor):
         return bad
     accepted = {dtype for each in own if isinstance(each, DType) for dtype in each.dtypes}
-    bad += [value.to(dtype) for dtype in DTYPES if dtype not in accepted]
+    bad += [value.to(dtype) for dtype in DTYPES[2 * of_rows :] if dtype not in accepted]
     bad += [made for make in _WRONG_LOOKS if (made := _made(make, value)) is not None]
     if name != op.parameters[0]:
         bad += [value.to("meta"), value.expand((2,) * 13 + value.shape)]
