@@ -20,6 +20,7 @@ from fusedops_cpu import (
     quantized,
     rotary,
     routing,
+    sampling,
     softmax,
 )
 
@@ -36,6 +37,7 @@ _FAMILIES = (
     quantized,
     rotary,
     routing,
+    sampling,
     softmax,
 )
 

@@ -347,6 +347,19 @@ struct RoutingBackward {
   Routing settings;
 };
 
+// The log probability of a sampled token: none, among all tokens, or among those that the filters keep.
+enum TokenLogProb : int64_t { NO_LOG_PROB = 0, UNFILTERED = 1, FILTERED = 2 };
+
+struct Sample {
+  const void* logits;                             // (rows, columns)
+  const float *temperature, *top_p, *min_p;       // (rows) each; null for none
+  const int64_t *top_k, *seed, *position;         // (rows) each; top_k: null for none
+  const uint8_t* mask;                            // non-zero = not allowed; null for none
+  int64_t* token;                                 // (rows)
+  float* log_prob;                                // (rows); 0 without one
+  int64_t dtype, rows, columns, mask_row, kind;   // mask_row: bytes from one row of mask to the next; a TokenLogProb
+};
+
 // The weights, biases and choices of experts. For each activation that is not gated, a number of 3 or more.
 enum Ungated : int64_t { SILU = 3, PLAIN_GELU_TANH = 4, PLAIN_GELU_ERF = 5, RELU = 6, SQUARED_RELU = 7 };
 
@@ -427,5 +440,6 @@ FUSEDOPS_EXPORT int fusedops_quantized_forward(const fusedops::QuantizedForward*
 FUSEDOPS_EXPORT int fusedops_quantized_backward(const fusedops::QuantizedBackward* call);
 FUSEDOPS_EXPORT int fusedops_routing_forward(const fusedops::RoutingForward* call);
 FUSEDOPS_EXPORT int fusedops_routing_backward(const fusedops::RoutingBackward* call);
+FUSEDOPS_EXPORT int fusedops_sample(const fusedops::Sample* call);
 FUSEDOPS_EXPORT int fusedops_experts_forward(const fusedops::ExpertsForward* call);
 FUSEDOPS_EXPORT int fusedops_experts_backward(const fusedops::ExpertsBackward* call);
