@@ -32,11 +32,6 @@ from fusedops_triton import _settings
 #: Versions of Triton whose JITFunction.run was read. They do not differ in the parts that are used here.
 READ_VERSIONS = ("3.6", "3.7", "3.8", "3.9")
 
-#: Launch options of every kernel. Computing a * b + c in one instruction, with one rounding, is the default of Triton
-#: up to 3.9, which warns that 3.10 changes it. With the explicit option, results do not change and users see no
-#: warning.
-OPTIONS = {"enable_fp_fusion": True}
-
 #: Knobs that Triton turns into compilation options at each call. If a program has set one, calls go through Triton.
 _COMPILATION_KNOBS = frozenset(("instrumentation_mode", "fpsan_homomorphic_casts"))
 
@@ -94,9 +89,11 @@ class Launch:
         constants: the constexprs by name, in any order.
         warps: number of warps per program.
         registers: the most registers of a thread on an NVIDIA GPU; None for no limit but the hardware's.
+        fuses: True where a * b + c is one instruction with one rounding: Triton's default up to 3.9, which warns that
+            3.10 changes it. False for two roundings, as on every other device.
     """
 
-    __slots__ = ("_compiled", "_grid", "constants", "grid", "kernel", "registers", "sizes", "warps")
+    __slots__ = ("_compiled", "_grid", "constants", "fuses", "grid", "kernel", "registers", "sizes", "warps")
 
     def __init__(
         self,
@@ -106,8 +103,10 @@ class Launch:
         constants: dict[str, Any],
         warps: int,
         registers: int | None = None,
+        fuses: bool = True,
     ) -> None:
         self.kernel = kernel
+        self.fuses = fuses
         self.grid = grid
         self.sizes = tuple(sizes)
         self.constants = constants
@@ -176,7 +175,7 @@ class Launch:
         )
 
     def _launch_with_triton(self, args: tuple[Any, ...]) -> Any:
-        options = {**self.constants, "num_warps": self.warps, **OPTIONS}
+        options = {**self.constants, "num_warps": self.warps, "enable_fp_fusion": self.fuses}
         chip = _settings.chip
         # a program of the most threads has this limit anyway; of narrow accesses there are more addresses than it holds
         fits = self.warps * chip.lanes < chip.threads and _are_aligned(args)

@@ -56,6 +56,12 @@ def _both(
 
 
 KERNELS = (
+    kernel(
+        ops.sample,
+        *supported("logits"),
+        source="fusedops_triton/sampling/_sample.py",
+        rows_independent=True,
+    )("fusedops_triton.sampling._sample:sample"),
     *_both(
         ops.merge_attention,
         "attention._merge:merge_forward",

@@ -311,9 +311,9 @@ def _kept(seed, low, high, last, SIZE: tl.constexpr, CALLS: tl.constexpr, CARRY:
     counter = low + (tl.arange(0, SIZE // (4 * CALLS)) * CALLS).to(tl.uint32)
     if CARRY:
         high += (counter < low).to(tl.uint32)
-    w0, w1, w2, w3 = _philox(seed, counter, high, PTX)
+    w0, w1, w2, w3 = philox(seed, counter, high, None, PTX)
     if CALLS == 2:  # an even counter plus 1 has no carry
-        v0, v1, v2, v3 = _philox(seed, counter + 1, high, PTX)
+        v0, v1, v2, v3 = philox(seed, counter + 1, high, None, PTX)
         w0, w1, w2, w3 = tl.join(w0, v0), tl.join(w1, v1), tl.join(w2, v2), tl.join(w3, v3)
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # in the order of the elements
     words = tl.reshape(words, [SIZE] if len(counter.shape) == 1 else [counter.shape[0], SIZE])
@@ -332,12 +332,21 @@ def _kept_in_tile(
 
 
 @triton.jit
-def _philox(seed, c0, c1, PTX: tl.constexpr):
-    """Return the four words (uint32) of Philox4x32-10 for each counter, by its halves (uint32). seed is an int64."""
+def philox(seed, c0, c1, position, PTX: tl.constexpr):
+    """Return the four words (uint32) of Philox4x32-10 for each counter, by its halves (uint32).
+
+    seed: int64. position: int64, the other half of the counter; None: 0.
+    """
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     first = _product(c0, 0xD2511F53, PTX)
-    c0, c2 = c1 ^ k0, (first >> 32).to(tl.uint32) ^ k1
-    c1, c3 = tl.zeros_like(c2), first.to(tl.uint32)
+    if position is None:
+        c0, c2 = c1 ^ k0, (first >> 32).to(tl.uint32) ^ k1
+        c1, c3 = tl.zeros_like(c2), first.to(tl.uint32)
+    else:
+        second = _product(position.to(tl.uint32), 0xCD9E8D57, PTX)
+        c2 = (first >> 32).to(tl.uint32) ^ (position >> 32).to(tl.uint32) ^ k1
+        c0, c1 = tl.zeros_like(c2) + (second >> 32).to(tl.uint32) ^ c1 ^ k0, tl.zeros_like(c2) + second.to(tl.uint32)
+        c3 = first.to(tl.uint32)
     for _ in tl.static_range(9):  # pyright: ignore[reportGeneralTypeIssues]
         k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
         first, second = _product(c0, 0xD2511F53, PTX), _product(c2, 0xCD9E8D57, PTX)

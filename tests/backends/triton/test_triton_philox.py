@@ -13,7 +13,7 @@ from triton_cases import seed_of
 from fusedops import philox as _philox
 from fusedops.ops.bias import bias_dropout
 from fusedops_triton.bias._bias_dropout import _kept, dropout_backward, dropout_forward
-from fusedops_triton.bias._bias_dropout import _philox as philox_of_triton
+from fusedops_triton.bias._bias_dropout import philox as philox_of_triton
 
 SEEDS = (7, -3, 2**62 + 12345)
 
@@ -25,7 +25,7 @@ def _words(out_ptr, seed_ptr, counter_ptr, RANDINT: tl.constexpr, SIZE: tl.const
     if RANDINT:
         w0, w1, w2, w3 = tl.randint4x(seed, counter)
     else:
-        w0, w1, w2, w3 = philox_of_triton(seed, counter.to(tl.uint32), (counter >> 32).to(tl.uint32), False)
+        w0, w1, w2, w3 = philox_of_triton(seed, counter.to(tl.uint32), (counter >> 32).to(tl.uint32), None, False)
     tl.store(out_ptr + at, w0.to(tl.uint32).to(tl.int64))
     tl.store(out_ptr + SIZE + at, w1.to(tl.uint32).to(tl.int64))
     tl.store(out_ptr + 2 * SIZE + at, w2.to(tl.uint32).to(tl.int64))

@@ -382,6 +382,24 @@ def routing_launch(case: dict[str, Any]) -> Launch:
     return launch
 
 
+def sample_launch(case: dict[str, Any]) -> Launch:
+    """Return the launch of sample. shape, dtype, target, and maybe filters, mask, log_prob."""
+    from fusedops.ops.sampling.arguments import SampleArgs
+    from fusedops_triton import _launch, _settings
+    from fusedops_triton.sampling import _sample
+
+    _settings.chip = _settings.CHIPS[case["target"]]
+    _launch.clear_layout_caches()  # launches depend on it
+    logits = torch.empty(case["shape"], dtype=getattr(torch, case["dtype"]), device="meta")
+    number, integer = (logits.new_empty(case["shape"][:-1], dtype=each) for each in (torch.float32, torch.int64))
+    filters = (number, integer, number, number) if case.get("filters") else (None,) * 4
+    mask = logits.new_empty(case["shape"][-1:], dtype=torch.bool) if case.get("mask") else None
+    with Recorder() as launches:
+        _sample.sample(SampleArgs(logits, *filters, integer, integer, mask, case.get("log_prob", "none")))
+    (launch,) = launches
+    return launch
+
+
 def recorded_launch(case: dict[str, Any], launch: Callable[[dict[str, Any]], None]) -> Launch:
     """Return a launch of a function that makes those of a case: the first one, or number ``launch`` of the case."""
     from fusedops_triton import _launch, _settings
@@ -417,6 +435,8 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return recorded_launch(case, launch_quantized)
     if case["op"].startswith("linear_attention"):
         return recorded_launch(case, launch_linear_attention)
+    if case["op"] == "sample":
+        return sample_launch(case)
     if case["op"].startswith("top_k_routing"):
         return routing_launch(case)
     if case["op"].startswith("rotary_embedding"):
