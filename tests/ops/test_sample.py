@@ -231,6 +231,26 @@ def test_tokens_have_their_probabilities(vary: str, backend: str) -> None:
     assert float(((token.bincount(minlength=21) - wanted) ** 2 / wanted).sum()) < 45.3
 
 
+def test_accept_keeps_a_token_with_the_ratio_of_its_probabilities() -> None:
+    count = 40_000
+    draft, positions = torch.randint(50, (count,), generator=torch.Generator().manual_seed(0)), torch.arange(count)
+    q = torch.full((count,), math.log(0.5))
+    for p, wanted in ((0.0, 0.0), (0.1, 0.2), (0.4, 0.8), (0.5, 1.0), (0.9, 1.0)):
+        kept = fusedops.accept(draft, q, torch.full((count,), p).log(), 5, positions)
+        assert abs(float(kept.double().mean()) - wanted) < 0.01
+        assert bool(kept.all()) == (wanted == 1)
+        assert torch.equal(
+            fusedops.accept(draft[::7], q[::7], torch.full((count,), p).log()[::7], 5, positions[::7]), kept[::7]
+        )
+    # independent of the noise that drew the token: a pair is kept as often whatever was drawn
+    logits = torch.zeros(count, 2)
+    token = sample(logits, seed=5, position=positions)
+    kept = fusedops.accept(token, q, q + math.log(0.5), 5, positions).double()
+    assert abs(float(kept[token == 0].mean() - kept[token == 1].mean())) < 0.02
+    nothing = fusedops.accept(torch.tensor([-1, 2]), torch.zeros(2), torch.tensor([1.0, NAN]), 0, 0)
+    assert nothing.tolist() == [False, False]
+
+
 def test_the_noise_and_the_exponential_are_those_of_float64() -> None:
     words = torch.cat([torch.tensor([0, 1, 2**31 - 1, 2**31, 2**32 - 1]), torch.arange(0, 2**32, 2**13)])
     exact = -torch.log(-torch.log1p(-(2**32 - words.double() - 0.5) / 2**32))

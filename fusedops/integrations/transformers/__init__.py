@@ -29,6 +29,7 @@ from fusedops.integrations.transformers._attention.implementation import registe
 from fusedops.integrations.transformers._kernels import Layer as Layer
 from fusedops.integrations.transformers._kernels import Mapping as Mapping
 from fusedops.integrations.transformers._kernels import mapping as mapping
+from fusedops.integrations.transformers._sampling import seeded_sampling as seeded_sampling
 from fusedops.integrations.transformers._weights.gguf import from_gguf as from_gguf
 from fusedops.integrations.transformers._weights.packed import quantize as quantize
 
@@ -42,6 +43,7 @@ __all__ = [
     "from_gguf",
     "mapping",
     "quantize",
+    "seeded_sampling",
     "softmax_forward",
 ]
 

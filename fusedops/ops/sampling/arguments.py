@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,29 +34,27 @@ class _Number(NamedTuple):
 
     Args:
         dtype: of its tensor.
-        allows: returns True for a number in its range.
+        low: the least number.
+        high: the largest.
         rule: the numbers, in words.
         off: the numbers, and None, that are as no argument; () where there is none.
     """
 
     dtype: torch.dtype
-    allows: Callable[[Any], bool]
+    low: float
+    high: float
     rule: str
     off: tuple[Any, ...]
 
 
+_LARGEST, _LEAST_OF_P = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 _NUMBERS = {
-    "temperature": _Number(
-        torch.float32,
-        lambda value: 0 <= value <= torch.finfo(torch.float32).max,
-        "a number of at least 0, finite in float32",
-        (1.0, None),
-    ),
-    "top_k": _Number(torch.int64, lambda value: 0 <= value < 2**63, "an integer of at least 0, or None", (0, None)),
-    "top_p": _Number(torch.float32, lambda value: 0 < value <= 1, "a number in (0, 1], or None", (1.0, None)),
-    "min_p": _Number(torch.float32, lambda value: 0 <= value <= 1, "a number in [0, 1], or None", (0.0, None)),
-    "seed": _Number(torch.int64, lambda value: -(2**63) <= value < 2**64, "a 64-bit integer", ()),
-    "position": _Number(torch.int64, lambda value: 0 <= value < 2**63, "an integer of at least 0", ()),
+    "temperature": _Number(torch.float32, 0, _LARGEST, "a number of at least 0, finite in float32", (1.0, None)),
+    "top_k": _Number(torch.int64, 0, 2**63 - 1, "an integer of at least 0, or None", (0, None)),
+    "top_p": _Number(torch.float32, _LEAST_OF_P, 1, "a number in (0, 1], or None", (1.0, None)),
+    "min_p": _Number(torch.float32, 0, 1, "a number in [0, 1], or None", (0.0, None)),
+    "seed": _Number(torch.int64, -(2**63), 2**64 - 1, "a 64-bit integer", ()),
+    "position": _Number(torch.int64, 0, 2**63 - 1, "an integer of at least 0", ()),
 }
 OF_ROWS = tuple(_NUMBERS)
 _CONVERTED = {torch.float32: (torch.float64, torch.bfloat16, torch.float16), torch.int64: (torch.int32,)}
@@ -72,14 +69,14 @@ def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
     logits = args[0]
     if not isinstance(logits, (Tensor, TensorSpec)):
         return args  # the op's check reports it; torch.fx records the numbers
-    rows = [_of_rows(name, value, logits) for name, value in zip(_NUMBERS, args[1:7])]
+    rows = [of_rows("sample", name, value, logits) for name, value in zip(_NUMBERS, args[1:7])]
     log_prob = {False: NO_LOG_PROB, True: "unfiltered"}[args[8]] if type(args[8]) is bool else args[8]
     if log_prob is args[8] and all(new is old for new, old in zip(rows, args[1:7])):
         return args
     return (logits, *rows, args[7], log_prob)
 
 
-def _of_rows(name: str, value: Any, logits: Tensor | TensorSpec) -> Any:
+def of_rows(caller: str, name: str, value: Any, logits: Tensor | TensorSpec) -> Any:
     """Return a number as a tensor of one for each row, None where it has no effect; a tensor in the dtype."""
     number = _NUMBERS[name]
     if isinstance(value, (Tensor, TensorSpec)):
@@ -88,11 +85,17 @@ def _of_rows(name: str, value: Any, logits: Tensor | TensorSpec) -> Any:
         return value.replace(dtype=number.dtype) if isinstance(value, TensorSpec) else value.to(number.dtype)
     if value is None and number.off:
         return None
-    symbolic = isinstance(value, (torch.SymInt, torch.SymFloat))
+    return _filled(caller, name, value, logits)
+
+
+def _filled(caller: str, name: str, value: Any, logits: Tensor | TensorSpec) -> Any:
+    """Return a tensor of a number for each row, None where it has no effect."""
+    number = _NUMBERS[name]
+    symbolic = type(value) in (torch.SymInt, torch.SymFloat)
     kinds = (int, float) if number.dtype.is_floating_point else (int,)
-    if not symbolic and (type(value) not in kinds or not number.allows(value)):
+    if not symbolic and (type(value) not in kinds or not number.low <= value <= number.high):
         raise InvalidInputError(
-            f"sample: got {name} = {shown(value)}, expected {number.rule}, or a tensor of one for each row; to fix: "
+            f"{caller}: got {name} = {shown(value)}, expected {number.rule}, or a tensor of one for each row; to fix: "
             f"pass such a number"
         )
     if not symbolic and value in number.off:
@@ -100,6 +103,6 @@ def _of_rows(name: str, value: Any, logits: Tensor | TensorSpec) -> Any:
     shape = tuple(logits.shape[:-1])
     if isinstance(logits, TensorSpec):
         return TensorSpec(shape, number.dtype, logits.device)
-    if not symbolic and value >= 2**63:  # a 64-bit seed may be given as unsigned
-        value -= 2**64
-    return torch.full(shape, cast("Any", value), dtype=number.dtype, device=logits.device)
+    if name == "seed" and not symbolic and value >= 2**63:  # a 64-bit seed may be given as unsigned
+        value = value - 2**64
+    return torch.full(shape, value, dtype=number.dtype, device=logits.device)

@@ -71,10 +71,10 @@ SAMPLE = Evidence(
         _case("every_option", 9, 70, "", *OF_ROWS[:4], mask=(9, 70), return_log_prob="filtered"),
         _case("plain", 5, 33, "", return_log_prob="unfiltered"),
         _case("warm", 4, 1001, "", "temperature", return_log_prob="unfiltered"),
-        _case("nucleus", 7, 515, "Holtzman et al. 2019", "top_p"),
+        _case("nucleus", 7, 515, "Holtzman et al. 2019", "top_p", return_log_prob="filtered"),
         _case("top_k", 3, 131, "GPT-2", "top_k", "temperature"),
         _case("min_p", 5, 260, "Nguyen et al. 2024", "min_p", "temperature", return_log_prob="filtered"),
-        _case("qwen", 2, 9000, "Qwen3, part of the vocabulary", temperature=0.6, top_k=20, top_p=0.95),
+        _case("qwen", 3, 2000, "Qwen3, part of the vocabulary", temperature=0.6, top_k=20, return_log_prob="filtered"),
     ],
     tolerance=_TOLERANCE,
     gradient_tolerance=_TOLERANCE,
@@ -93,7 +93,7 @@ SAMPLE = Evidence(
             lambda count, vocabulary=vocabulary: _call((count,), vocabulary, *OF_ROWS, return_log_prob="unfiltered"),
             dict.fromkeys(("logits", *OF_ROWS, "token", "log_prob"), 0),
         )
-        for vocabulary in (67, 40011)
+        for vocabulary in (67, 2501)
     ],
     sharded=("the dims of `logits` but the last", "those of rows as `logits`", "no gradient"),
 )

@@ -38,7 +38,8 @@ def rounding(mode: int) -> Iterator[None]:
         library.fesetround(0)
 
 
-OPS_OF_CPU = sorted({kernel.op for kernel in fusedops_cpu.fusedops_backend().kernels})
+# a draw is right to the bit, and another one in another rounding
+OPS_OF_CPU = sorted({each.op for each in fusedops_cpu.fusedops_backend().kernels if OPS[each.op].has_gradient})
 
 
 @pytest.mark.parametrize("mode", MODES)
