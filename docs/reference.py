@@ -46,7 +46,7 @@ GROUPS = (
         "modules",
         "Modules, losses, masks, random numbers",
         "Beside the functions.",
-        ("nn", "losses", "masks", "quantization", "philox", "dtypes"),
+        ("nn", "losses", "accept", "masks", "quantization", "philox", "dtypes"),
     ),
     Group(
         "select",

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from fusedops._report.mismatch import Verification as Verification
     from fusedops._verify.verify import verify as verify
     from fusedops._warm_up import warm_up as warm_up
-    from fusedops.ops.sampling.accept import accept as accept
+    from fusedops.ops.sampling.formulas import accept as accept
     from fusedops.viewless import MakeViewlessTensor as MakeViewlessTensor
     from fusedops.viewless import assert_viewless_tensor as assert_viewless_tensor
     from fusedops.viewless import make_viewless_tensor as make_viewless_tensor
@@ -98,7 +98,7 @@ _LAZY = {
     "Stats": "_report.event",
     "Tolerance": "_contract.evidence",
     "Verification": "_report.mismatch",
-    "accept": "ops.sampling.accept",
+    "accept": "ops.sampling.formulas",
     "assert_viewless_tensor": "viewless",
     "backends": "_plugins.registration",
     "bind": "_bind",
