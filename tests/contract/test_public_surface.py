@@ -23,10 +23,10 @@ EXPECTED = {
     "MakeViewlessTensor", "Mismatch", "MismatchError", "NoBackendError", "Op", "Output", "Padding", "Plan",
     "PluginError", "Policy", "PolicyError", "Rows", "Saved", "Shard", "Sharding", "Stats", "TensorSpec", "Tolerance",
     "Unavailable", "Verification", "accept", "assert_viewless_tensor", "backends", "bind", "call",
-    "checkpoint_contexts", "compat", "constraints", "dtypes", "errors", "explain", "get_policy", "hookimpl", "integrations",
-    "kernel", "kernels_of", "losses", "make_viewless_tensor", "masks", "nn", "ops", "philox", "plan", "quantization",
-    "register", "reset_stats", "safely_set_viewless_tensor_data", "set_policy", "stats", "tensor_cache", "testing",
-    "unregister", "use", "verify", "viewless", "warm_up",
+    "checkpoint_contexts", "compat", "constraints", "dtypes", "errors", "explain", "get_policy", "hookimpl",
+    "integrations", "kernel", "kernels_of", "losses", "make_viewless_tensor", "masks", "nn", "ops", "philox", "plan",
+    "quantization", "register", "reset_stats", "safely_set_viewless_tensor_data", "set_policy", "stats",
+    "tensor_cache", "testing", "unregister", "use", "verify", "viewless", "warm_up",
 }  # fmt: skip
 
 
