@@ -108,7 +108,8 @@ OF_PAIRWISE = ("calls", "memory")
 # Every two values meet in the calls of those ops on cpu alone: on triton they take a minute and a half.
 # And what is many calls, of eager, whose kernels are torch's.
 OF_MANY_CALLS = ("rows",)
-SLOW_BACKEND, SLOW_OPS = "triton", ("experts", "linear_attention", "linear_cross_entropy", "linear_log_probs")
+SLOW_BACKEND = "triton"
+SLOW_OPS = ("experts", "linear_attention", "linear_cross_entropy", "linear_log_probs", "sample")
 LONG = (
     *SLOW_OPS,
     "causal_conv1d",
