@@ -216,6 +216,15 @@ def test_a_million_draws_are_the_same_on_every_backend_in_every_batch_and_on_eve
             assert torch.equal(torch.cat(found), want[: 200 * size])
 
 
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="the library of cpu is not compiled")
+def test_log_probs_are_those_of_a_trainer() -> None:
+    """To the bit on cpu, of sums that are exact in any order."""
+    generator = torch.Generator().manual_seed(5)
+    x, weight = (torch.randint(-16, 17, size, generator=generator) / 8 for size in ((33, 64), (5000, 64)))
+    token, log_prob = sample(x @ weight.T, seed=3, position=torch.arange(33), return_log_prob=True, backend="cpu")
+    assert torch.equal(fusedops.linear_log_probs(x, weight, token, backend="cpu"), log_prob)
+
+
 # ------------------------------------------------------------------------------------------------------- distribution
 
 
