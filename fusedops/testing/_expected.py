@@ -121,9 +121,8 @@ def expected(
     grads = (*grads, *(torch.zeros_like(y.detach()) for y in outputs[len(grads) : len(op.with_gradient)]))
     inputs = {name: value for name, value in zip(op.parameters, wide) if name in wanted and value is not None}
     with_graph = [(y, each) for y, each in zip(outputs, grads) if y.requires_grad]
-    with_graph = with_graph if inputs else []  # an op without gradients
     ys, of_ys = [y for y, _ in with_graph], [each for _, each in with_graph]
-    gradients = torch.autograd.grad(ys, [*inputs.values()], of_ys, materialize_grads=True) if with_graph else ()
+    gradients = torch.autograd.grad(ys, [*inputs.values()], of_ys, materialize_grads=True) if inputs else ()
     with torch.no_grad():
         saved = op.saved_references(wide, outputs)
         results = tuple(y.detach() for y in outputs)

@@ -351,13 +351,13 @@ struct RoutingBackward {
 enum TokenLogProb : int64_t { NO_LOG_PROB = 0, UNFILTERED = 1, FILTERED = 2 };
 
 struct Sample {
-  const void* logits;                             // (rows, columns)
-  const float *temperature, *top_p, *min_p;       // (rows) each; null for none
-  const int64_t *top_k, *seed, *position;         // (rows) each; top_k: null for none
-  const uint8_t* mask;                            // non-zero = not allowed; null for none
-  int64_t* token;                                 // (rows)
-  float* log_prob;                                // (rows); 0 without one
-  int64_t dtype, rows, columns, mask_row, kind;   // mask_row: bytes from one row of mask to the next; a TokenLogProb
+  const void* logits;                            // (rows, columns)
+  const float *temperature, *top_p, *min_p;      // (rows) each; null for none
+  const int64_t *top_k, *seed, *position;        // (rows) each; top_k: null for none
+  const uint8_t* mask;                           // non-zero = not allowed; null for none
+  int64_t* token;                                // (rows)
+  float* log_prob;                               // (rows); 0 without one
+  int64_t dtype, rows, columns, mask_row, kind;  // mask_row: bytes from one row of mask to the next; a TokenLogProb
 };
 
 // The weights, biases and choices of experts. For each activation that is not gated, a number of 3 or more.

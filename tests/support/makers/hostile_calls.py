@@ -86,6 +86,8 @@ def bad_values(op: Op, call: dict[str, Any], name: str) -> list[Any]:
     bad = [value for each in own for value in WRONG.get(type(each), ())]
     if op.signature.parameters[name].default is None:
         bad = [value for value in bad if value is not None]
+    if str(op.signature.parameters[name].annotation).startswith("bool |"):  # a flag, or one of several names
+        bad = [value for value in bad if value is not True]
     for each in own:
         if isinstance(each, OneElement):
             return [*(WRONG_SEEDS if torch.int64 in each.dtypes else NO_NUMBERS), torch.ones(2), ONE.to("meta")]

@@ -44,8 +44,9 @@ INLINE vfloat polynomial(vfloat x, const float (&coefficients)[N]) {
 }
 
 constexpr float LN_2_HIGH = 0.693359375f, LN_2_LOW = -2.12194440e-4f;
-constexpr float LOG_OF[] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f, 1.4249322787e-1f,
-                            -1.6668057665e-1f, 2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
+constexpr float LOG_OF[] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,
+                            -1.2420140846e-1f, 1.4249322787e-1f,  -1.6668057665e-1f,
+                            2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
 constexpr float EXP_OF[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                             4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
 constexpr int32_t SQRT_HALF_BITS = 0x3f3504f3;
