@@ -70,7 +70,7 @@ class Measurement:
     def _compile(self, label: str, function: Callable[..., Any], leaves: list[Any], inputs: list[Any]) -> None:
         try:
             y = function(*leaves)
-            if "backward" in self.modes:
+            if "backward" in self.modes and inputs:
                 backward_of(y, inputs, [torch.randn_like(each) for each in floating(y)])()
         except torch.OutOfMemoryError:
             raise
@@ -98,7 +98,7 @@ class Measurement:
         if "inference" in self.modes:
             inference = {name: (lambda f=functions[name]: _without_grad(f, args)) for name in results}
             work["inference"] = {name: inference[name] for name in self._working(label, inference)}
-        if "backward" in self.modes:
+        if "backward" in self.modes and op.has_gradient:
             like = next(iter(results.values()), None)
             grads = [torch.randn_like(y) for y in floating(like)] if results else []
             backward = {name: backward_of(y, inputs, grads) for name, y in results.items()}
@@ -120,7 +120,7 @@ class Measurement:
         results.clear()
         like = torch.empty(args[0].shape, dtype=dtype, device=self.device)
         min_bytes = op.evidence.min_bytes(*args)
-        for mode in (mode for mode in MODES if mode in self.modes):
+        for mode in (mode for mode in MODES if mode in work):
             # popped, to free the memory: each backward holds the values that its forward saved
             mode_work = work.pop(mode)
             try:
@@ -203,15 +203,14 @@ def release(device: str) -> None:
 def _error(op: Op, args: tuple[Any, ...], y: Any) -> float | str | None:
     """Return the largest difference from the op's reference, of the largest result where that is above 1.
 
-    None for dropout, where torch drops other elements.
+    None for dropout, where torch drops other elements, and without a floating result.
     """
-    if "seed" in op.parameters and args[op.parameters.index("training")]:
+    if "training" in op.parameters and args[op.parameters.index("training")]:
         return None
     with torch.no_grad():
         pairs = [(got.float(), expected.float()) for got, expected in zip(floating(y), floating(op.reference(*args)))]
-        error = max(
-            float((got - expected).abs().max() / expected.abs().max().clamp(min=1.0)) for got, expected in pairs
-        )
+        errors = [float((got - expected).abs().max() / expected.abs().max().clamp(min=1.0)) for got, expected in pairs]
+    error = max(errors, default=None)
     return error if error == error else "nan"  # JSON has no NaN
 
 
