@@ -23,7 +23,7 @@ def answers(
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(each)) + each for each in prompts])
     mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
-    draw = seeded_sampling(torch.tensor(seeds), **options)
+    draw = seeded_sampling(torch.tensor(seeds), longest, **options)
     made = model.generate(
         ids, attention_mask=mask, logits_processor=[draw], do_sample=sampled, max_new_tokens=12, pad_token_id=0
     )
@@ -44,14 +44,23 @@ def test_an_answer_does_not_depend_on_the_other_requests() -> None:
     assert torch.equal(answers(model, [one], [7], **options)[0], alone)
 
 
-def test_a_processor_begins_again_and_leaves_a_row_without_a_token() -> None:
-    draw, scores = seeded_sampling(1), torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
-    first = [draw(torch.zeros(2, length, dtype=torch.long), scores) for length in (3, 4, 5)]
-    again = [draw(torch.zeros(2, length, dtype=torch.long), scores) for length in (9, 10, 11)]
-    assert all(map(torch.equal, first, again))
-    for position, each in enumerate(first):
-        assert torch.equal(each.argmax(-1), fusedops.sample(scores, seed=1, position=position))
-    scores[1, 3] = torch.nan
-    left = draw(torch.zeros(2, 1, dtype=torch.long), scores)
-    assert int(left[0].isfinite().sum()) == 1
-    assert torch.equal(left[1].nan_to_num(), scores[1].nan_to_num())
+def test_a_processor_has_the_answer_again_whatever_came_before() -> None:
+    draw, scores = seeded_sampling(1, 3), torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
+    for position in (0, 1, 2, 0, 2):
+        drawn = draw(torch.zeros(2, 3 + position, dtype=torch.long), scores)
+        assert torch.equal(drawn.argmax(-1), fusedops.sample(scores, seed=1, position=position))
+        assert drawn.isfinite().sum(-1).tolist() == [1, 1]
+
+
+def test_a_row_without_a_token_is_an_error_of_the_draw() -> None:
+    """Not a draw by torch's generator. As of scores with NaN, and of a temperature that a tensor may have."""
+    draw = seeded_sampling(1, 1, temperature=torch.tensor([1.0, -1.0]))
+    drawn = draw(torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 50))
+    assert drawn.isfinite().sum(-1).tolist() == [1, 0]
+    with pytest.raises(RuntimeError, match="nan"):
+        torch.multinomial(drawn.softmax(-1), 1)
+
+
+def test_a_prompt_of_more_tokens_than_there_are_is_an_error() -> None:
+    with pytest.raises(fusedops.InvalidInputError, match="got prompt = 5, expected at most the 2 tokens"):
+        seeded_sampling(1, 5)(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 4))

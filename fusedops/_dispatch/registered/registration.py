@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cache, partial
 from sys import modules
 from typing import Any
 from zlib import crc32
@@ -61,7 +61,8 @@ def prepare(name: str) -> None:
         import fusedops._dispatch.distributed.dtensor as dtensor
 
         dtensor.register_rules(name)
-    _mark_compiled()
+    if torch.compiler.is_compiling():
+        _mark_compiled()
     if is_onnx_export():
         warnings.warn(
             f"{name}: got a call in torch.onnx.export, expected torch's own ops: ONNX has no translation of {name}; to "
@@ -78,14 +79,14 @@ def _mark_compiled() -> None:
     torch's caches on disk know a compiled backward by the graph of its forward, in which its arguments do not stand.
     """
     config: Any = torch.compiler.config
-    mark = _mark(tuple(_definitions.values()))
-    if not config.cache_key_tag.endswith(mark):
-        config.cache_key_tag = config.cache_key_tag.partition(" fusedops ")[0] + mark
+    if not config.cache_key_tag.endswith(_mark()):
+        config.cache_key_tag = config.cache_key_tag.partition(" fusedops ")[0] + _mark()
 
 
-@lru_cache(1)
-def _mark(definitions: tuple[str, ...]) -> str:
-    return f" fusedops {__version__} {crc32(''.join(definitions).encode()):08x}"
+@cache
+def _mark() -> str:
+    """Return what tells the registered ops from others. Forgotten when one is defined or removed."""
+    return f" fusedops {__version__} {crc32(''.join(_definitions.values()).encode()):08x}"
 
 
 # called while tracing, never traced: the mark of torch.compiler.assume_constant_result, which would load dynamo
@@ -124,6 +125,7 @@ def unregister_op(op: Op) -> None:
     if library is not None:
         for name in (op.name, f"{op.name}.symbolic", f"{op.name}_backward", f"{op.name}_backward.symbolic"):
             _definitions.pop(name, None)
+        _mark.cache_clear()
         destroy(library)
 
 
@@ -131,6 +133,7 @@ def _define(
     library: torch.library.Library, name: str, schema: str, impl: Implementations, autograd: Callable[..., Any]
 ) -> None:
     _definitions[name] = f"{name}{schema}"
+    _mark.cache_clear()
     library.define(_definitions[name])
     library.impl(name, impl.run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fusedops::{name}", impl.fake, lib=library)

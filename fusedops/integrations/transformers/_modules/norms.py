@@ -51,7 +51,7 @@ class Norm(Replacement):
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the norm of the one argument."""
         (x,) = (*args, *kwargs.values())
-        if torch.is_grad_enabled() and not is_traced() and x.is_inference():
+        if not is_traced() and x.is_inference() and torch.is_grad_enabled():
             x = x.clone()  # autograd keeps no tensor of inference mode; norms of several functions keep what they made
         weight = _parameter(module, "weight") if self.has_weight else None
         if self.wide_under_autocast and not x.is_cpu and autocasts(x.device.type):
