@@ -38,6 +38,7 @@ ROWS: dict[str, Case] = {
     "classes": {"shape": [2048, 32000], "gradient": True},
     "experts": {"shape": [4096, 128, 8, 2048, 768], "bias": True, "launch": 4},
     "experts backward": {"shape": [4096, 128, 8, 2048, 768], "bias": True, "launch": 4},
+    "sample": {"shape": [64, 151936], "mask": True, "log_prob": "unfiltered", "dtype": "float32"},
     "linear_attention": {**LINEAR_ATTENTION, "launch": 1},
     "linear_attention backward": {**LINEAR_ATTENTION, "launch": 3},
 }
