@@ -15,7 +15,14 @@ from torch import nn
 
 from fusedops import FusedOpsWarning
 from fusedops._dispatch.registered import registration
-from fusedops.integrations.transformers import apply, attention_forward, from_gguf, quantize, softmax_forward
+from fusedops.integrations.transformers import (
+    apply,
+    attention_forward,
+    from_gguf,
+    quantize,
+    seeded_sampling,
+    softmax_forward,
+)
 from fusedops.integrations.transformers._loss.head import Head
 from fusedops.integrations.transformers._replacement import replace
 from fusedops.integrations.transformers._trial.source import reason_of_source
@@ -147,6 +154,7 @@ pin("one name to skip", lambda: quantize(nn.Identity(), skip="lm_head"), INVALID
 pin("nothing to pack", lambda: quantize(nn.Identity()), FusedOpsWarning, form="nothing is replaced; found no")
 pin("nothing to skip", lambda: quantize(nn.Sequential(nn.Linear(32, 2)), skip=["Linear"]), FusedOpsWarning)
 pin("a part of a name", lambda: quantize(nn.ModuleDict({"q_proj": nn.Linear(32, 2)}), skip=["proj"]), FusedOpsWarning)
+pin("a longer prompt", lambda: seeded_sampling(7, 5)(torch.zeros(1, 2), torch.zeros(1, 3)), INVALID)
 pin("a folder", lambda: from_gguf(os.curdir), INVALID)
 pin("no file", lambda: from_gguf("absent.gguf"), INVALID)
 pin("a file of another architecture", a_file(architecture="nothing"), INVALID, form="got .* expected .*to fix")
