@@ -22,7 +22,7 @@ from fusedops.ops.attention.arguments import (
     VarlenAttentionArgs,
     VarlenAttentionGradArgs,
 )
-from fusedops.ops.attention.merge_attention import Parts, parts
+from fusedops.ops.attention.merge_attention import MergeInputs, merge_inputs
 
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order, and of more as much more
 _ARITHMETIC, _PRODUCTS = 2e-6, 512
@@ -214,9 +214,9 @@ def merge_gradient_error_bound(
 
 def _merged(
     absolute: float, out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
-) -> tuple[Parts, Tensor, Tensor, Tensor]:
+) -> tuple[MergeInputs, Tensor, Tensor, Tensor]:
     """Return the parts in float64, the magnitudes of both out, and the relative change of a weight, (...)."""
-    p = parts(out_a.double(), lse_a.double(), out_b.double(), lse_b.double())
+    p = merge_inputs(out_a.double(), lse_a.double(), out_b.double(), lse_b.double())
     size_a, size_b = (each.abs().nan_to_num(nan=0.0, posinf=0.0) for each in (p.a, p.b))
     sizes = [each.double().abs().nan_to_num(nan=0.0, posinf=0.0) for each in (lse_a, lse_b)]
     weights = [each.nan_to_num(nan=0.0) for each in (p.weight_a, p.weight_b)]
@@ -228,7 +228,7 @@ def _flushed_weights(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor)
     return torch.finfo(arithmetic(out_a, lse_a, out_b, lse_b)).smallest_normal
 
 
-def _may_flush(p: Parts) -> Tensor:
+def _may_flush(p: MergeInputs) -> Tensor:
     """Return the rows in which the smaller weight, of a part with keys, may be 0: (...)."""
     smaller = torch.minimum(p.weight_a, p.weight_b)
     return (smaller < 2 * torch.finfo(torch.float32).smallest_normal) & ~(p.none_a | p.none_b)

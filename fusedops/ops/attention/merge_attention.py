@@ -55,7 +55,7 @@ def merge_attention(
     return call(OP, (out_a, lse_a, out_b, lse_b), backend)
 
 
-class Parts(NamedTuple):
+class MergeInputs(NamedTuple):
     """The two parts of a call in the dtype of the arithmetic.
 
     Attributes:
@@ -77,7 +77,7 @@ class Parts(NamedTuple):
     lse: Tensor
 
 
-def parts(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Parts:
+def merge_inputs(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> MergeInputs:
     """Compute the weights of the parts, and lse, in plain differentiable torch.
 
     The weights are logistic functions of the difference of both lse, which is exact where they are close: a large lse
@@ -99,12 +99,12 @@ def parts(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Parts:
     lse = torch.where(one, one_part, torch.logaddexp(both_x, both_y))
     a = out_a.to(dtype).masked_fill(none_a[..., None], 0.0)
     b = out_b.to(dtype).masked_fill(none_b[..., None], 0.0)
-    return Parts(a, b, none_a, none_b, weight_a, weight_b, lse)
+    return MergeInputs(a, b, none_a, none_b, weight_a, weight_b, lse)
 
 
 def reference(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the op in plain torch."""
-    p = parts(out_a, lse_a, out_b, lse_b)
+    p = merge_inputs(out_a, lse_a, out_b, lse_b)
     out = p.weight_a[..., None] * p.a + p.weight_b[..., None] * p.b
     return out.to(promoted(out_a, out_b)), p.lse
 
@@ -119,7 +119,7 @@ def backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients of the four arguments, from these alone."""
-    p = parts(out_a, lse_a, out_b, lse_b)
+    p = merge_inputs(out_a, lse_a, out_b, lse_b)
     g, g_lse = grad_out.to(p.lse.dtype), grad_lse.to(p.lse.dtype)
     of_out_a = (p.weight_a[..., None] * g).masked_fill(p.none_a[..., None], 0.0) if needs[0] else None
     of_out_b = (p.weight_b[..., None] * g).masked_fill(p.none_b[..., None], 0.0) if needs[2] else None

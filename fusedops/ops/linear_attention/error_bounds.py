@@ -19,7 +19,7 @@ from fusedops._contract.evidence import tolerances
 from fusedops.dtypes import arithmetic
 from fusedops.ops.linear_attention import formulas
 from fusedops.ops.linear_attention.arguments import LinearAttentionArgs, LinearAttentionGradArgs
-from fusedops.ops.linear_attention.formulas import Rows
+from fusedops.ops.linear_attention.formulas import Inputs
 
 TOLERANCE = tolerances((2e-6, 2e-6), (2e-14, 1e-13), absolute=0.0, absolute_roundings=0.25)
 _SUMS = 2e-6  # of the gradients of decays, which are sums of products in float32
@@ -73,7 +73,7 @@ class _Call:
     """A call in float64, with numbers that are not finite as 0.
 
     Attributes:
-        rows: the numbers of each position.
+        inputs: the numbers of each position.
         packed: the sequences, or None.
         steps: the states at each position.
         forward: their errors.
@@ -109,10 +109,10 @@ class _Call:
         q, k, v = (each for each in safe[:3] if each is not None)
         if decay is not None:
             decay = decay.double().nan_to_num(nan=0.0, posinf=0.0, neginf=-1e3)  # whose exponential is 0
-        self.rows = formulas.rows_of(q, k, v, decay, safe[4], scale, normalize, safe[5], cu_seqlens)
+        self.inputs = formulas.prepare_inputs(q, k, v, decay, safe[4], scale, normalize, safe[5], cu_seqlens)
         if decay is not None and not decay.numel():  # of keys without elements
             decay = None
-        self.sizes = _sizes(self.rows, decay, self.unit)
+        self.sizes = _sizes(self.inputs, decay, self.unit)
         if q.shape[1]:
             self.open = self.open | self.by_sequence(self._overflows(decay, *grads[:1]))
         self.steps: list[formulas.Step] = []
@@ -151,7 +151,7 @@ class _Call:
         # a chunk has the products of each q and k, and of the gradient of each position and each v
         pairs = [(q, k), *((_norm(_finite(g), -1), _norm(self.sizes.v, -1)) for g in grad)]
         found = torch.stack([~(one * other.amax(1, keepdim=True) < self.limit) for one, other in pairs]).any(0)
-        if self.rows.beta is not None:
+        if self.inputs.beta is not None:
             found = found | (self.sizes.beta * self.sizes.v >= self.limit).any(-1)
             # the inverse of a chunk has the products of what the positions multiply by
             found = found | (_span(self.sizes.growth.log())[..., 0] >= math.log(self.limit))
@@ -186,26 +186,26 @@ class _Call:
 
     def _run(self) -> None:
         """Compute the states and their errors, one position after another."""
-        rows, packed, z = self.rows, self.packed, self.sizes
-        first = _norm(rows.state)
-        state, size = rows.state[:1] if packed else rows.state, first[:1] if packed else first
+        inputs, packed, z = self.inputs, self.packed, self.sizes
+        first = _norm(inputs.state)
+        state, size = inputs.state[:1] if packed else inputs.state, first[:1] if packed else first
         drift, spread = torch.zeros_like(size), torch.zeros_like(size)
         ends: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for t in range(rows.q.shape[1]):
+        for t in range(inputs.q.shape[1]):
             if packed is not None:
                 begins, own = packed.begins[t], packed.number[t : t + 1]
                 size = torch.where(begins, first.index_select(0, own), size)
                 drift = drift.masked_fill(begins, 0.0)
                 spread = spread.masked_fill(begins, 0.0)
-            at = formulas.step(rows, t, formulas.start_of(rows, t, state, packed))
+            at = formulas.step(inputs, t, formulas.state_before(inputs, t, state, packed))
             state, u, k = at.state, at.u.abs(), z.k[:, t]
             decayed = z.factor[:, t] * size
             drift = z.factor[:, t] * drift + z.rounding[:, t] * decayed
             spread = z.factor[:, t].square() * spread
             of_decayed = drift + spread.sqrt()
-            of_v = self.absolute * (at.difference.abs() + k * decayed) if rows.beta is not None else 0.0 * u
+            of_v = self.absolute * (at.difference.abs() + k * decayed) if inputs.beta is not None else 0.0 * u
             local = z.beta[:, t] * of_v + self.absolute * u
-            of_u = z.beta[:, t] * (of_v + k * of_decayed) * (rows.beta is not None)
+            of_u = z.beta[:, t] * (of_v + k * of_decayed) * (inputs.beta is not None)
             growth = z.growth[:, t]
             size = _size(decayed, k * u, state)
             drift = growth * drift + self.unit * size
@@ -244,19 +244,19 @@ def _finite(tensor: Tensor) -> Tensor:
     return tensor.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _sizes(rows: Rows, decay: Tensor | None, unit: float) -> _Sizes:
+def _sizes(inputs: Inputs, decay: Tensor | None, unit: float) -> _Sizes:
     """Return the sizes at each position; ``decay`` without numbers that are not finite."""
-    q, k = (_norm(each, -1, keepdim=True) for each in (rows.q, rows.k))
+    q, k = (_norm(each, -1, keepdim=True) for each in (inputs.q, inputs.k))
     ones = torch.ones_like(k)
-    beta = ones if rows.beta is None else rows.beta.abs()
-    growth = ones if rows.beta is None else (1 - rows.beta * k.square()).abs().clamp(min=1.0)
+    beta = ones if inputs.beta is None else inputs.beta.abs()
+    growth = ones if inputs.beta is None else (1 - inputs.beta * k.square()).abs().clamp(min=1.0)
     if decay is None:
-        return _Sizes(q, k, ones, growth, unit * ones, beta, rows.v.abs())
+        return _Sizes(q, k, ones, growth, unit * ones, beta, inputs.v.abs())
     deepest = decay.abs().clamp(max=_DEEPEST)
     deepest, span = (deepest if decay.dim() == 4 else deepest[..., None]).amax(-1, keepdim=True), _span(deepest)
-    assert rows.factor is not None
-    factor = rows.factor.amax(-2)
-    return _Sizes(q, k, factor, growth, unit * (2 + deepest + span), beta, rows.v.abs())
+    assert inputs.factor is not None
+    factor = inputs.factor.amax(-2)
+    return _Sizes(q, k, factor, growth, unit * (2 + deepest + span), beta, inputs.v.abs())
 
 
 def _span(decay: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ def _of_key_heads(bound: Tensor, x: Tensor, normalize: bool) -> Tensor:
 
 def _gradients(call: _Call, g: Tensor, end: Tensor) -> list[list[Tensor]]:
     """Return the errors at each position: of q, k, decay and beta (B, Hv), of v and the state before it (B, Hv, Dv)."""
-    rows, packed, z, absolute = call.rows, call.packed, call.sizes, call.absolute
+    inputs, packed, z, absolute = call.inputs, call.packed, call.sizes, call.absolute
     parts: list[list[Tensor]] = [[], [], [], [], [], []]
     of_state, ends = (end[:1] if packed else end), _norm(end)
     size = ends[:1] if packed else ends
@@ -341,25 +341,25 @@ def _gradients(call: _Call, g: Tensor, end: Tensor) -> list[list[Tensor]]:
             drift = drift.masked_fill(is_end, 0.0)
             spread = torch.where(is_end, (absolute * ends.index_select(0, own)).square(), spread)
             later = later.masked_fill(is_end, 0.0)
-        of_state = of_state + rows.q[:, t, :, :, None] * grad.unsqueeze(-2)
+        of_state = of_state + inputs.q[:, t, :, :, None] * grad.unsqueeze(-2)
         size = _size(size, q * grad.abs(), of_state)
         spread = spread + (absolute * q * grad.abs()).square()
         drift = drift + call.unit * size
         error = drift + spread.sqrt()
-        du, most = (rows.k[:, t, :, :, None] * of_state).sum(-2), k * size
+        du, most = (inputs.k[:, t, :, :, None] * of_state).sum(-2), k * size
         of_du = k * error + absolute * most
         later = 0.98 * later + (_norm(q * f.size * grad.abs() + k * size * f.u, -1) * min(absolute, _SUMS)).square()
         of_q = _norm(f.error * grad.abs(), -1)
         of_k = _norm((error + absolute * size) * f.u + size * f.of_u, -1)
         of_v, growth, beta = of_du, z.growth[:, t], z.beta[:, t]
-        if rows.beta is not None:
+        if inputs.beta is not None:
             r = (beta * du).abs()
             of_v = beta * of_du
             of_k = of_k + _norm(f.of_decayed * r + f.decayed * of_v, -1)
             difference = at.difference.abs()
             of_difference = k * f.of_decayed + absolute * difference
             parts[4].append(_norm(of_du * difference + du.abs() * of_difference, -1))
-            of_state = of_state - rows.k[:, t, :, :, None] * (rows.beta[:, t] * du).unsqueeze(-2)
+            of_state = of_state - inputs.k[:, t, :, :, None] * (inputs.beta[:, t] * du).unsqueeze(-2)
             size = _size(size, k * r, of_state)
             spread = growth.square() * spread + (absolute * k * beta * most).square()
             drift = growth * drift + call.unit * size
@@ -371,8 +371,8 @@ def _gradients(call: _Call, g: Tensor, end: Tensor) -> list[list[Tensor]]:
         parts[1].append(of_k)
         parts[2].append(of_v)
         parts[3].append(_norm(of_decay, -1) + later.sqrt())
-        if rows.factor is not None:
-            of_state = rows.factor[:, t] * of_state
+        if inputs.factor is not None:
+            of_state = inputs.factor[:, t] * of_state
             size = z.factor[:, t] * size
             drift = z.factor[:, t] * drift + z.rounding[:, t] * size
             spread = z.factor[:, t].square() * spread

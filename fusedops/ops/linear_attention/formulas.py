@@ -69,7 +69,7 @@ def packed_of(cu_seqlens: Tensor, positions: int) -> Packed:
     return Packed(first, last, start == end, number, inside, begins, ends)
 
 
-class Rows(NamedTuple):
+class Inputs(NamedTuple):
     """The numbers of each position in the dtype of the arithmetic, for each value head.
 
     Attributes:
@@ -89,7 +89,7 @@ class Rows(NamedTuple):
     state: Tensor
 
 
-def rows_of(
+def prepare_inputs(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -99,7 +99,7 @@ def rows_of(
     normalize: bool,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-) -> Rows:
+) -> Inputs:
     """Return the numbers of each position. The arguments are those of the op."""
     dtype = arithmetic(q, k, v, decay, beta, initial_state)
     wide_q, wide_k, heads = q.to(dtype), k.to(dtype), v.shape[2]
@@ -114,7 +114,7 @@ def rows_of(
         state = wide_q.new_zeros(count, heads, q.shape[3], v.shape[3])
     else:
         state = initial_state.to(dtype)
-    return Rows(
+    return Inputs(
         _for_value_heads(wide_q * scale_of(q, scale), heads),
         _for_value_heads(wide_k, heads),
         v.to(dtype),
@@ -146,23 +146,23 @@ class Step(NamedTuple):
     state: Tensor
 
 
-def step(rows: Rows, t: int, state: Tensor) -> Step:
+def step(inputs: Inputs, t: int, state: Tensor) -> Step:
     """Return the state at position t from the one after the position before."""
-    k, v = rows.k[:, t, :, :, None], rows.v[:, t]
-    decayed = state if rows.factor is None else rows.factor[:, t] * state
-    if rows.beta is None:
+    k, v = inputs.k[:, t, :, :, None], inputs.v[:, t]
+    decayed = state if inputs.factor is None else inputs.factor[:, t] * state
+    if inputs.beta is None:
         difference = u = v
     else:
         difference = v - (k * decayed).sum(-2)
-        u = rows.beta[:, t] * difference
+        u = inputs.beta[:, t] * difference
     return Step(decayed, difference, u, decayed + k * u.unsqueeze(-2))
 
 
-def start_of(rows: Rows, t: int, state: Tensor, packed: Packed | None) -> Tensor:
+def state_before(inputs: Inputs, t: int, state: Tensor, packed: Packed | None) -> Tensor:
     """Return the state before position t: the initial one where a packed sequence begins."""
     if packed is None:
         return state
-    return torch.where(packed.begins[t], rows.state.index_select(0, packed.number[t : t + 1]), state)
+    return torch.where(packed.begins[t], inputs.state.index_select(0, packed.number[t : t + 1]), state)
 
 
 def forward(
@@ -177,22 +177,22 @@ def forward(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return out in the dtype of v, and the state in the dtype of the arithmetic."""
-    rows = rows_of(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
+    inputs = prepare_inputs(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
     packed = None if cu_seqlens is None else packed_of(cu_seqlens, q.shape[1])
     outs: list[Tensor] = []
     states: list[Tensor] = []
-    state = rows.state if packed is None else rows.state.new_zeros(1, *rows.state.shape[1:])
+    state = inputs.state if packed is None else inputs.state.new_zeros(1, *inputs.state.shape[1:])
     for t in range(q.shape[1]):
-        state = step(rows, t, start_of(rows, t, state, packed)).state
-        outs.append((rows.q[:, t, :, :, None] * state).sum(-2))
+        state = step(inputs, t, state_before(inputs, t, state, packed)).state
+        outs.append((inputs.q[:, t, :, :, None] * state).sum(-2))
         states.append(state)
     if not outs:
-        return torch.zeros_like(v), rows.state.clone()
+        return torch.zeros_like(v), inputs.state.clone()
     out = torch.stack(outs, 1)
     if packed is not None:
         out = out.masked_fill(~packed.inside[:, None, None], 0.0)
         after = torch.cat(states).index_select(0, packed.last)
-        state = torch.where(packed.empty[:, None, None, None], rows.state, after)
+        state = torch.where(packed.empty[:, None, None, None], inputs.state, after)
     return out.to(v.dtype), state
 
 
@@ -213,18 +213,18 @@ def gradients(
 
     None for those of decay and beta where these are None; the gradient of the initial state is that of zeros then.
     """
-    rows = rows_of(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
+    inputs = prepare_inputs(q, k, v, decay, beta, scale, normalize, initial_state, cu_seqlens)
     packed = None if cu_seqlens is None else packed_of(cu_seqlens, q.shape[1])
     steps: list[Step] = []
-    state = rows.state if packed is None else rows.state.new_zeros(1, *rows.state.shape[1:])
+    state = inputs.state if packed is None else inputs.state.new_zeros(1, *inputs.state.shape[1:])
     for t in range(q.shape[1]):
-        steps.append(step(rows, t, start_of(rows, t, state, packed)))
+        steps.append(step(inputs, t, state_before(inputs, t, state, packed)))
         state = steps[-1].state
-    of_end = torch.zeros_like(rows.state) if grad_state is None else grad_state.to(rows.v.dtype)
-    parts = _backward_steps(grad_out.to(rows.v.dtype), of_end, rows, steps, packed)
+    of_end = torch.zeros_like(inputs.state) if grad_state is None else grad_state.to(inputs.v.dtype)
+    parts = _backward_steps(grad_out.to(inputs.v.dtype), of_end, inputs, steps, packed)
     if not steps:
         empty = [
-            None if each is None else torch.zeros_like(each, dtype=rows.v.dtype) for each in (q, k, v, decay, beta)
+            None if each is None else torch.zeros_like(each, dtype=inputs.v.dtype) for each in (q, k, v, decay, beta)
         ]
         return (*empty, of_end.clone())
     dq, dk, dv, ddecay, dbeta, before = (torch.stack(each, 1) if each else None for each in parts)
@@ -254,7 +254,7 @@ def gradients(
 
 
 def _backward_steps(
-    grad_out: Tensor, of_end: Tensor, rows: Rows, steps: list[Step], packed: Packed | None
+    grad_out: Tensor, of_end: Tensor, inputs: Inputs, steps: list[Step], packed: Packed | None
 ) -> list[list[Tensor]]:
     """Return the gradients of each position in order: of q, k, v, decay by row, beta, and of the state before it."""
     parts: list[list[Tensor]] = [[], [], [], [], [], []]
@@ -264,21 +264,21 @@ def _backward_steps(
         if packed is not None:
             own = of_end.index_select(0, packed.number[t : t + 1])
             of_state = torch.where(packed.ends[t], own, of_state)
-        q, k = rows.q[:, t, :, :, None], rows.k[:, t, :, :, None]
+        q, k = inputs.q[:, t, :, :, None], inputs.k[:, t, :, :, None]
         of_state = of_state + q * g
         du = (k * of_state).sum(-2)
         dk = (of_state * at.u.unsqueeze(-2)).sum(-1)
-        if rows.beta is not None:
+        if inputs.beta is not None:
             parts[4].append((du * at.difference).sum(-1))
-            du = rows.beta[:, t] * du
+            du = inputs.beta[:, t] * du
             dk = dk - (at.decayed * du.unsqueeze(-2)).sum(-1)
             of_state = of_state - k * du.unsqueeze(-2)
         parts[0].append((at.state * g).sum(-1))
         parts[1].append(dk)
         parts[2].append(du)
-        if rows.factor is not None:
+        if inputs.factor is not None:
             parts[3].append((of_state * at.decayed).sum(-1))
-            of_state = rows.factor[:, t] * of_state
+            of_state = inputs.factor[:, t] * of_state
         parts[5].append(of_state)
     return [each[::-1] for each in parts]
 
@@ -290,7 +290,7 @@ def _of_key_heads(grad: Tensor, heads: int) -> Tensor:
 
 
 def _of_rows(grad: Tensor, x: Tensor, normalize: bool) -> Tensor:
-    """Return the gradient of q or k from that of its normalized rows."""
+    """Return the gradient of q or k from that of its normalized inputs."""
     if not normalize:
         return grad
     wide = x.to(grad.dtype)
