@@ -18,7 +18,7 @@ from fusedops._explain import is_here
 from fusedops._plan.model import arguments, copied, run
 from fusedops._plan.recorder import Recorder
 from fusedops._plan.report import Plan
-from fusedops._plan.shape_tensor import MakesShapeTensors, alive, forget_cached
+from fusedops._plan.shape_tensor import MakesShapeTensors, forget_cached, kept_tensors
 from fusedops._plugins.registry import registry
 from fusedops._policy.use import use
 from fusedops._report.foreign_text import error_text
@@ -102,24 +102,23 @@ def plan(
             with _random_state(), torch.device("cpu"), MakesShapeTensors(recorder):
                 args, kwargs = arguments(made, inputs, recorder, train)
                 run(made, args, kwargs, train, int(generate), recorder)
-        except FusedOpsError:
-            raise
-        except Exception as error:  # any error of a foreign forward, which may need the numbers
+        except BaseException as error:  # a foreign forward may need the numbers
+            forget_cached()
+            if isinstance(error, FusedOpsError) or not isinstance(error, Exception):
+                raise
             assumed = "".join(f"; assumed before: {text}" for text in recorder.assumed[-1:])
             raise InvalidInputError(
                 f"plan: got {error_text(error)} in {type(own).__name__}{assumed}, expected a forward that runs without "
                 "its numbers; to fix: see that it runs on this machine with the same inputs, pass its integers as "
                 "tensors with values, and register a fake implementation of an op that has none"
             ) from error
-        finally:
-            forget_cached()
     notes += dict.fromkeys(str(each.message) for each in caught if issubclass(each.category, FusedOpsWarning))
     weights = sum(each.numel() * each.itemsize for each in made.parameters()) * (1 + train)
     if 0 < spec.memory < weights:
         what = "the weights and their gradients" if train else "the weights"
         notes.append(f"{what} take {weights / 2**30:.3g} GiB, more than the {spec.memory / 2**30:.3g} GiB of {spec}")
     del made, args, kwargs
-    if kept := alive(recorder):
+    if kept := kept_tensors(recorder):
         text = (
             f"plan: got {kept} tensors without numbers that are kept outside of {type(own).__name__}, such as in a "
             "dict of its module or by a hook, expected none, since a real call may get them; to fix: clear that, or "

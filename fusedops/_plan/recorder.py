@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
+from weakref import ReferenceType
 
 from torch import Tensor
 from torch.nn import Module
@@ -18,7 +19,7 @@ from fusedops._dispatch.registered.implementations import whole_arguments
 from fusedops._dispatch.selection.decide import adaptations_of, call_text
 from fusedops._dispatch.selection.plan import Assumed, Plan, make_plan
 from fusedops._plan.report import PlanRow, Work
-from fusedops._plan.shape_tensor import frames
+from fusedops._plan.shape_tensor import ShapeTensor, frames
 from fusedops._plugins.registry import registry
 from fusedops._policy.context import ActivePolicy, active_policy
 from fusedops._report.direction import Direction
@@ -37,6 +38,7 @@ class Recorder:
 
     def __init__(self, spec: DeviceSpec, assume: Assumed) -> None:
         self.spec, self.device_type = spec, spec.type
+        self.tensors: list[ReferenceType[ShapeTensor]] = []
         self._assume = assume
         self._plans: dict[Any, Plan] = {}
         self.begin()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class Watcher(Protocol):
     """The recorder of a plan, to which a ShapeTensor reports the calls that reach torch, and what was assumed."""
 
     device_type: str
+    tensors: list[ReferenceType[ShapeTensor]]
 
     def op_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], nbytes: int) -> None:
         """Record a call of a registered op of fusedops."""
@@ -64,6 +66,7 @@ class ShapeTensor(Tensor):
         # autograd needs a runtime of any device but the CPU
         made = wrapper_subclass(ShapeTensor, on_meta.dtype, _CPU, shape, strides, int(on_meta.storage_offset()))
         made.on_meta, made.watcher = on_meta, watcher
+        watcher.tensors.append(ref(made))
         return made
 
     @property
@@ -184,8 +187,11 @@ def _on_meta(tensor: Tensor) -> Tensor:
 
 
 def frames() -> Iterator[FrameType]:
-    """Yield the frames of calls within a plan, newest first. Those of its caller would keep what is read of them."""
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    """Yield the frames of calls within a plan, newest first, without the reader's: its f_locals would have itself.
+
+    Those of a plan's caller would keep what is read of them.
+    """
+    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame is not None and frame.f_globals.get("__name__") not in _OUTERMOST:
         yield frame
         frame = frame.f_back
@@ -330,14 +336,17 @@ def _caches() -> Iterator[Any]:
     if gc.get_freeze_count():  # gc does not list what it has frozen
         for module in [*sys.modules.values()]:
             for value in [*getattr(module, "__dict__", {}).values()]:
-                members = vars(value).values() if isinstance(value, type) else ()
+                members = vars(value).values() if issubclass(type(value), type) else ()  # no __class__ is asked
                 yield from (each for each in (value, *members) if type(each) is _lru_cache)
 
 
 _lru_cache: Any = type(lru_cache(len))
 
 
-def alive(watcher: Watcher) -> int:
-    """Return how many tensors exist of a plan that is over: others hold them."""
+def kept_tensors(watcher: Watcher) -> int:
+    """Return how many tensors of a plan that is over others hold, without those in a cache, which is cleared."""
+    if all(each() is None for each in watcher.tensors):
+        return 0
+    forget_cached()
     gc.collect()  # a module and its hooks refer to each other
-    return sum(type(each) is ShapeTensor and each.watcher is watcher for each in gc.get_objects())
+    return sum(each() is not None for each in watcher.tensors)
