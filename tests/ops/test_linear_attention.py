@@ -41,7 +41,7 @@ def gradients_of_another_backend() -> Iterator[None]:
 
 
 def tensors(
-    kind: str, positions: int, dtype: torch.dtype = torch.float64, batch: int = 2, size: int = 8
+    kind: str, positions: int, dtype: torch.dtype = torch.float64, batch: int = 1, size: int = 8
 ) -> dict[str, Any]:
     """Return the arguments of a call with 2 key heads and 4 value heads, and an initial state."""
     parts, generator = KINDS[kind], torch.Generator().manual_seed(positions)
@@ -107,7 +107,7 @@ def with_gradients(backend: str, **call: Any) -> dict[str, Tensor]:
 
 
 def test_linear_attention_is_attention_without_softmax() -> None:
-    call = tensors("linear", 20)
+    call = tensors("linear", 20, batch=2)
     q, k = (call[name].repeat_interleave(2, 2).transpose(1, 2) for name in ("q", "k"))
     want = (q @ k.mT).tril() @ call["v"].transpose(1, 2) * 0.3
     out = fusedops.linear_attention(call["q"], call["k"], call["v"], scale=0.3)
@@ -115,7 +115,7 @@ def test_linear_attention_is_attention_without_softmax() -> None:
 
 
 def test_a_decay_of_each_row_weights_each_product() -> None:
-    call = tensors("GLA", 20)
+    call = tensors("GLA", 20, batch=2)
     sums = call["decay"].cumsum(1)
     weights = (sums[:, :, None] - sums[:, None]).exp()  # (B, S, S, Hv, Dk)
     q, k = (call[name].repeat_interleave(2, 2) for name in ("q", "k"))
@@ -157,7 +157,7 @@ BOUNDS = (0, 7, 7, 80, 81, 90)
 
 @every_kind
 def test_packed_sequences_are_sequences(kind: str, backend: str) -> None:
-    call = tensors(kind, BOUNDS[-1], torch.float32, batch=1)
+    call = tensors(kind, BOUNDS[-1], torch.float32)
     states = torch.randn(len(BOUNDS) - 1, 4, 8, 6, generator=torch.Generator().manual_seed(0))
     leaves = {name: v.requires_grad_() for name, v in call.items() if isinstance(v, Tensor) and name != "initial_state"}
     call["initial_state"] = leaves["initial_state"] = states.requires_grad_()
@@ -177,7 +177,7 @@ def test_packed_sequences_are_sequences(kind: str, backend: str) -> None:
 @every_kind
 def test_a_packed_sequence_does_not_depend_on_the_others(kind: str, backend: str) -> None:
     """The bits of the first and the last sequence, forward and backward, where the one between has other numbers."""
-    call = tensors(kind, 90, torch.float32, batch=1)
+    call = tensors(kind, 90, torch.float32)
     call["initial_state"] = call["initial_state"].expand(3, -1, -1, -1)
     bounds = torch.tensor([0, 7, 81, 90], dtype=torch.int32)
     found: list[dict[str, Tensor]] = []
@@ -199,7 +199,7 @@ def test_a_packed_sequence_does_not_depend_on_the_others(kind: str, backend: str
 @on_backends("KDA", "gated DeltaNet")
 @pytest.mark.parametrize(("positions", "first", "end"), [(9, 2, 6), (70, 40, 60)])
 def test_positions_of_no_sequence_are_0(positions: int, first: int, end: int, kind: str, backend: str) -> None:
-    call = {**tensors(kind, positions, torch.float32, batch=1), "cu_seqlens": torch.tensor([first, end])}
+    call = {**tensors(kind, positions, torch.float32), "cu_seqlens": torch.tensor([first, end])}
     torch.use_deterministic_algorithms(True)  # new memory is NaN
     try:
         found = with_gradients(backend, **call)
@@ -222,14 +222,14 @@ def test_positions_of_no_sequence_are_0(positions: int, first: int, end: int, ki
     ],
 )
 def test_wrong_bounds_are_an_error_on_a_cpu(bounds: list[int], text: str) -> None:
-    call = tensors("linear", 9, batch=1)
+    call = tensors("linear", 9)
     del call["initial_state"]
     with pytest.raises(InvalidInputError, match=f"linear_attention: {text}"):
         fusedops.linear_attention(**call, cu_seqlens=torch.tensor(bounds))
 
 
 def test_the_reference_clamps_wrong_bounds() -> None:
-    call = tensors("linear", 9, batch=1)
+    call = tensors("linear", 9)
     del call["initial_state"]
     wrong, right = torch.tensor([-2, 5, 3, 12]), torch.tensor([0, 5, 5, 9])
     got, want = (
@@ -287,7 +287,7 @@ def test_a_decay_and_a_state_may_be_wider_than_the_rest(backend: str) -> None:
 
 def assert_lengths(kind: str, positions: int, dtype: torch.dtype, backends: Sequence[str]) -> None:
     """Compare forward and backward of each backend with float64, which is computed once."""
-    call = {**tensors(kind, positions, dtype, batch=1, size=16), "return_state": True}
+    call = {**tensors(kind, positions, dtype, size=16), "return_state": True}
     args = OP.bind((), call)
     want = testing.expected(OP, args)
     for backend in backends:

@@ -53,7 +53,7 @@ def test_several_tiles_give_one_sum(by_channel: bool, shape: tuple[int, int, int
 
 
 @needs_loops
-@pytest.mark.parametrize("positions", [1, 3, 64, 70])
+@pytest.mark.parametrize("positions", [3, 64, 70])
 @pytest.mark.parametrize(
     ("width", "channels", "dtype", "weight"),
     [(2, 5, F32, BF16), (3, 516, BF16, F32), (4, 128, F16, F16), (4, 5, F32, F32)],
@@ -63,10 +63,10 @@ def test_walks_over_several_runs(
     width: int, channels: int, dtype: torch.dtype, weight: torch.dtype, positions: int
 ) -> None:
     """Channels are next to each other, and there is no state: runs of 32 positions, programs of up to 512 channels."""
-    call = call_of((2, channels, positions), width, True, dtype, weight)
+    call = call_of((1 if channels > 500 else 2, channels, positions), width, True, dtype, weight)
     del call["initial_state"]
     check({**call, "return_state": False})
-    if positions == 70:  # each gradient alone
+    if positions == 70 and dtype == F32:  # each gradient alone
         names = ("x", "weight", "bias")
         given = [call[name] for name in names]
         for name in names:
@@ -81,8 +81,7 @@ def test_walks_over_several_runs(
 
 @needs_loops
 @pytest.mark.parametrize(("width", "dtype", "weight"), [(2, BF16, F32), (3, F16, F16), (4, BF16, BF16)], ids=str)
-@pytest.mark.parametrize("positions", [256, 1040, 2056])
-@pytest.mark.parametrize("processors", [0, 132])
+@pytest.mark.parametrize(("positions", "processors"), [(256, 0), (1040, 132), (2056, 0), (2056, 132)])
 def test_eight_positions_at_a_time(
     width: int,
     dtype: torch.dtype,
