@@ -56,7 +56,7 @@ BRIEF = ("sdpa", "npu", "flash_attn_on_cpu", "sdpa_cuda_on_cpu", "loopback")
 CPU = ("cpu", "cpu_of_any_size")
 BRIEF_CHECKS = {
     "float64": ("eager", "triton"),
-    "sizes": ("triton",),
+    "sizes": ("eager", "triton"),
     "memory": ("eager", *CPU, "triton"),
     "needs": ("triton",),
     "history": ("eager", *CPU),
@@ -122,6 +122,7 @@ LONG = (
 )
 # Each row of this one is read 35 times: its own test has the values on triton.
 OF_MANY_READS = "sample"
+OF_LOOPS = ("constraints", "infinite", "memory")
 OF_LONG = ("dtypes", "empty", "float64", "kernel", "masked_rows", "saved", "special", "strides")
 
 
@@ -140,7 +141,8 @@ def every_check(slow: Container[str]) -> pytest.MarkDecorator:
         for check in _checks(backend):
             name = f"{backend}-{check.id}"
             if name in slow or _is_slow(check):
-                params.append(pytest.param(backend, [check], id=name, marks=pytest.mark.slow))
+                marks = [pytest.mark.slow, *([pytest.mark.long] if _is_long(check) else [])]
+                params.append(pytest.param(backend, [check], id=name, marks=marks))
             else:
                 quick.setdefault((backend, check.op, check.direction), []).append(check)
     params += [pytest.param(key[0], checks, id=f"{key[0]}-{key[1]}/{key[2]}") for key, checks in quick.items()]
@@ -164,6 +166,11 @@ def _is_slow(check: testing.Check) -> bool:
     if check.backend != SLOW_BACKEND:
         return check.name == "calls" and check.op in SLOW_OPS
     return check.name in OF_PAIRWISE or (check.op in LONG and check.name not in OF_LONG)
+
+
+def _is_long(check: testing.Check) -> bool:
+    """Return True for a check of a loop over the positions, in the interpreter, that takes half a minute."""
+    return (check.backend, check.op) == ("triton", "linear_attention") and check.name in OF_LOOPS
 
 
 def _is_brief(check: testing.Check) -> bool:
