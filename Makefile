@@ -7,8 +7,10 @@ TORCH ?= torch==2.13.0
 # of `make test-versions`, where PYTHON may also be a version, and TORCH the folder of an environment that has torch
 TRITON ?= triton
 BIN = $(VENV)/bin
-# pip compiles every file of every package, for half of the time of an installation; Python compiles what is imported
+# pip compiles every file of every package, for half of the time of an installation; Python compiles what is imported,
+# and keeps it, also where the environment of a container says not to: each process of the tests would compile torch
 export PIP_NO_COMPILE = 1
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 # of `make test-slow` without ARGS: the others take half of the time in which each process collects the tests. The longest
 # files are first, and the last ones short: no process has minutes of tests left when another one has none.
