@@ -298,17 +298,24 @@ def test_compiled_fake_batched_and_differentiated_calls() -> None:
 
 @pytest.mark.skipif(not has_kernels("triton", "sample"), reason="needs triton")
 def test_triton_draws_the_tokens_of_eager() -> None:
-    """Of few rows: the interpreter takes a tenth of a second for one."""
+    """Of few rows: the interpreter takes a tenth of a second for one with filters."""
     bad = torch.full((4, 6), 1.0)
     bad[0, 1], bad[1, 2], bad[2] = NAN, INF, -INF
     calls = [{"logits": Z.expand(2, 6), "seed": 3, "position": torch.arange(2), **options} for options, _ in KEPT]
     calls += [{"logits": bad, "seed": 1, "position": 0, **each} for each in ({}, {"top_k": 2, "top_p": 0.9})]
+    calls += [{"logits": torch.tensor([[0.0, -0.0, 0.0, -0.0, -1.0]]), "seed": 1, "position": 3, "top_k": 1}]
     wrong = torch.tensor([-1.0, NAN, INF, 0.5])
     calls += [{"logits": torch.ones(4, 6), "seed": 1, "position": 0, name: wrong} for name in ("top_p", "temperature")]
-    calls += [rows_of(3, vocabulary, vocabulary) for vocabulary in (1, 40, 2500)]
-    calls += [{**rows_of(2, 70), "logits": rows_of(2, 70)["logits"].bfloat16(), "mask": torch.arange(70) % 3 == 1}]
+    calls += [rows_of(2, vocabulary, vocabulary) for vocabulary in (1, 17, 2048)]  # of blocks of 16, 32 and 2048
+    mask = torch.arange(140).view(2, 70) < 105  # all of a row, half of the other
+    calls += [{**rows_of(2, 70), "logits": rows_of(2, 70)["logits"].bfloat16(), "mask": mask}]
+    # of three blocks: equal logits in all of them, NaN or the largest in the first
+    ties = torch.arange(4100).remainder(3.0).repeat(4, 1)
+    ties[2, 3], ties[3, 5] = NAN, 50.0
+    numbers = {"temperature": torch.tensor([0.0, 1.0, 1.0, 0.5]), "seed": 1, "position": torch.arange(4)}
+    calls += [{"logits": ties, **numbers}, {"logits": ties, **numbers, "top_p": 0.8}]
     for call in calls:
-        for kind in (False, "filtered") if call["logits"].shape[-1] == 6 else (True,):
+        for kind in ("filtered",) if {"top_k", "top_p", "min_p"} & {*call} else (False, True):
             found, want = (sample(**call, return_log_prob=kind, backend=name) for name in ("triton", "eager"))
             for got, wanted in zip(found, want, strict=True) if kind else ((found, want),):
                 torch.testing.assert_close(got, wanted, equal_nan=True)  # integers exactly

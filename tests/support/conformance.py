@@ -98,8 +98,11 @@ COMPILED = ("add_rms_norm", "attention")
 # And for "rows", which is many calls, test_rows_check.py has fewer of them.
 NOT_INTERPRETED = ("determinism", "history", "rows")
 # What a launch keeps for the next one, of any thread, all kernels of triton keep in one class: so with one and with
-# several launches a call. The sizes around those of linear_attention's chunks are in test_triton_linear_attention.py.
+# several launches a call.
 THREADED = ("cross_entropy", "experts", "rms_norm")
+# The sizes around those of blocks are in test_triton_linear_attention.py and test_sample.py: a row of sample is read 35
+# times, and is a program. That two arguments are one tensor changes nothing in any launch.
+OF_OWN_TESTS = {"linear_attention": ("sizes",), "sample": ("shared", "sizes")}
 # With these backends "calls" and "sizes" fill new memory, which is what "written" repeats them for.
 FILLED, WHILE_FILLED = (*CPU, "triton"), ("calls", "sizes")
 # With pytest.mark.slow: the calls of pairwise arguments, in the interpreter, and of large products; of ops with many
@@ -201,7 +204,7 @@ def _can_fail(check: testing.Check) -> bool:
         return check.backend not in FILLED and check.op in IN_BLOCKS
     if check.backend == "triton" and check.name == "threads":
         return check.op in THREADED
-    if (check.backend, check.op, check.name) == ("triton", "linear_attention", "sizes"):
+    if check.backend == "triton" and check.name in OF_OWN_TESTS.get(check.op, ()):
         return False
     return check.backend != "triton" or check.name not in NOT_INTERPRETED
 
