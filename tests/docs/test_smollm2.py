@@ -75,7 +75,7 @@ def run() -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(scope="module")
 def report(run: Callable[..., str]) -> str:
-    return run("smollm2.py", *PROMPTS, "--tokens", TOKENS, "--rounds", 1)
+    return run("smollm2.py", *PROMPTS, "--tokens", TOKENS, "--rounds", 1, "--seed", 7)
 
 
 def test_the_answers_are_those_of_the_plain_model(report: str) -> None:
@@ -85,6 +85,10 @@ def test_the_answers_are_those_of_the_plain_model(report: str) -> None:
         counts = re.search(rf"^\W*{op}\W.*?(\d+)", report, re.MULTILINE)
         assert counts is not None, f"no row of {op}:\n{report}"
         assert int(counts[1]) == TOKENS * calls
+
+
+def test_an_answer_by_a_seed_is_the_same_beside_another_request(report: str) -> None:
+    assert report.count("tokens, the same beside another request]") == len(PROMPTS)
 
 
 def test_times_of_all_are_printed(report: str) -> None:
