@@ -13,6 +13,7 @@ import torch
 from gguf_files import llama
 from torch import Tensor
 
+from fusedops import linear_log_probs, sample
 from fusedops.errors import InvalidInputError
 from fusedops.integrations.transformers import apply
 from fusedops.testing import compare_models
@@ -82,6 +83,21 @@ def test_an_applied_model_is_near(run: Any) -> None:
     assert 0 < found.largest < 1e-5
     assert found.tokens[:, 0].unique().tolist() == [0, 1]
     assert len(found.layers) > 20 if run is at_once else not found.layers
+
+
+def test_the_log_probs_of_drawn_tokens_are_those_of_a_trainer() -> None:
+    """An engine draws a token at a time, a trainer has the whole: the comparison finds the numbers of both."""
+    model, ids, drawn = applied(), IDS[:, :4], list[Tensor]()
+    for position in range(7):
+        scores = model(input_ids=ids).logits[:, -1]
+        token, logp = sample(scores, top_p=0.9, seed=torch.tensor([1, 2]), position=position, return_log_prob=True)
+        ids, drawn = torch.cat([ids, token[:, None]], 1), [*drawn, logp]
+    found = compare_models(model, model, [{"input_ids": ids}], run=(at_once, one_by_one))
+    trainer, engine = found.logp[:, found.tokens[:, 2] >= 4].view(2, 2, 7).float()
+    torch.testing.assert_close(torch.stack(drawn, 1), engine, atol=1e-5, rtol=0)
+    hidden = model.model(input_ids=ids).last_hidden_state[:, 3:-1]
+    torch.testing.assert_close(linear_log_probs(hidden, model.lm_head.weight, ids[:, 4:]), trainer, atol=1e-6, rtol=0)
+    assert found.largest < 1e-5
 
 
 def test_padding_does_not_count() -> None:

@@ -105,4 +105,4 @@ def _filled(caller: str, name: str, value: Any, logits: Tensor | TensorSpec) -> 
         return TensorSpec(shape, number.dtype, logits.device)
     if name == "seed" and not symbolic and value >= 2**63:  # a 64-bit seed may be given as unsigned
         value = value - 2**64
-    return torch.full(shape, value, dtype=number.dtype, device=logits.device)
+    return logits.new_full(shape, value, dtype=number.dtype)  # for a DTensor, one on its mesh

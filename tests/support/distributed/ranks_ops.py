@@ -107,6 +107,26 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
 
 
 @check
+def tokens_of_sharded_rows(mesh: DeviceMesh) -> None:
+    """Numbers for all rows, and tensors of one for each, sharded or replicated: nothing is sent. Classes are refused."""
+    logits, top_p, seeds = torch.randn(BATCH, 17), torch.rand(BATCH), torch.arange(BATCH)
+    call = {"logits": logits, "top_p": top_p, "seed": seeds, "position": 3, "temperature": 0.7, "return_log_prob": True}
+    rows, whole = [Shard(0)], [Replicate()]
+    for backend in BACKENDS:
+        wanted = fusedops.sample(**call, backend=backend)
+        named = {"logits": rows, "top_p": rows, "seed": whole}
+        cut = {name: distribute_tensor(call[name], mesh, at) for name, at in named.items()}
+        with CommDebugMode() as sent:
+            found = fusedops.sample(**{**call, **cut}, backend=backend)
+        assert sent.get_total_counts() == 0, counted(sent)
+        for got, want in zip(found, wanted, strict=True):
+            assert list(got.placements) == rows
+            assert torch.equal(got.full_tensor(), want)
+    classes = distribute_tensor(logits, mesh, [Shard(1)])
+    refused(lambda: fusedops.sample(classes, seed=1, position=3), "got logits with Shard(dim=1)", "of a row are compared")
+
+
+@check
 def rotary_embedding_of_shards(mesh: DeviceMesh) -> None:
     """Heads and positions in both layouts: replicated angles are cut with the positions; else a gather is refused."""
     whole = [Replicate()]
