@@ -117,7 +117,7 @@ def test_what_is_kept(options: dict[str, Any], kept: set[int], backend: str) -> 
 
 
 @on_each_backend
-@pytest.mark.parametrize("vocabulary", [1, 5, 64, 262144])
+@pytest.mark.parametrize("vocabulary", [1, 5, 64, 65537])
 def test_rows_without_a_token_and_the_first_and_last_one(vocabulary: int, backend: str) -> None:
     logits = torch.zeros(7, vocabulary)
     logits[0, -1] = logits[1, 0] = NAN
