@@ -336,7 +336,7 @@ def _caches() -> Iterator[Any]:
     if gc.get_freeze_count():  # gc does not list what it has frozen
         for module in [*sys.modules.values()]:
             for value in [*getattr(module, "__dict__", {}).values()]:
-                names: dict[str, Any] = vars(value) if issubclass(type(value), type) else {}  # no __class__ is asked
+                names: dict[str, Any] = vars(value) if type in type(value).__mro__ else {}  # no __class__ is asked
                 yield from (each for each in (value, *names.values()) if type(each) is _lru_cache)
 
 
