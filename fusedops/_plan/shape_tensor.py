@@ -335,9 +335,11 @@ def _caches() -> Iterator[Any]:
     yield from (each for each in gc.get_objects() if type(each) is _lru_cache)
     if gc.get_freeze_count():  # gc does not list what it has frozen
         for module in [*sys.modules.values()]:
-            for value in [*getattr(module, "__dict__", {}).values()]:
-                names: dict[str, Any] = vars(value) if type in type(value).__mro__ else {}  # no __class__ is asked
-                yield from (each for each in (value, *names.values()) if type(each) is _lru_cache)
+            names: dict[str, Any] = getattr(module, "__dict__", {})
+            for value in [*names.values()]:
+                is_class = issubclass(type(value), type)  # no __class__ is asked
+                members: dict[str, Any] = dict(cast("Any", vars)(value)) if is_class else {}
+                yield from (each for each in (value, *members.values()) if type(each) is _lru_cache)
 
 
 _lru_cache: Any = type(lru_cache(len))
