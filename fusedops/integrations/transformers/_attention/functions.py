@@ -105,8 +105,10 @@ def attention_forward(
         return out, weights if probabilities or kwargs.get("output_attentions") else None  # as the calls of the op
     query, key, value = _of_one_dtype(query, key, value)
     if isinstance(attention_mask, PackedMask) and attention_mask.sequences is not None:
-        bounds, window = attention_mask.sequences
-        return attention_of_sequences(query, key, value, (bounds, None), window, scaling, sinks), None
+        bounds, window, causal = attention_mask.sequences
+        size: int | None = None if causal else kwargs.get("sliding_window")
+        window = window if size is None else (size - 1, size - 1)
+        return attention_of_sequences(query, key, value, (bounds, None), window, scaling, sinks, causal), None
     causal, window = False, None
     if attention_mask is None:
         causal = _is_causal(module, query, is_causal)

@@ -58,7 +58,7 @@ def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, 
     """Set the attention implementation of each model in a module. Return (class, op, reason if left, op) and counts."""
     outcomes: Counter[tuple[str, str, str, str, str]] = Counter()
     own = own_names(model.modules())
-    for root in _roots(model):
+    for root in roots_of(model):
         towers = _towers(root)
         for tower in towers:
             outcomes[own_class(tower).__name__, "", _OF_ITS_OWN, "attention", ""] += 1
@@ -95,14 +95,14 @@ def apply_attention(model: Module, chosen: set[str]) -> Counter[tuple[str, str, 
 def _outcomes(module: Any, implementation: str) -> list[tuple[str, str, str, str, str]]:
     """Return what computes the attention of a module: one outcome, or with dropout one for each mode."""
     kind, op = own_class(module).__name__, _OPS[implementation]
-    dropouts = _dropouts_of(getattr(module, "config", None)) if implementation == ATTENTION else {}
+    dropouts = dropouts_of(getattr(module, "config", None)) if implementation == ATTENTION else {}
     if not dropouts:
         return [(kind, op, "", "", "")]
     (name, value), *_ = dropouts.items()
     return [(kind, op, "", "", "evaluation"), (kind, "", f"in training, for its {name} = {value:g}", op, "")]
 
 
-def _dropouts_of(config: Any) -> dict[str, float]:
+def dropouts_of(config: Any) -> dict[str, float]:
     """Return the dropouts of attention weights that a config has, by name."""
     values = {name: getattr(config, name, None) or 0.0 for name in _DROPOUTS}
     return {name: value for name, value in values.items() if value > 0}
@@ -112,10 +112,10 @@ def attention_notes(model: Module) -> list[str]:
     """Return a sentence for each dropout of attention weights, which :func:`fusedops.attention` does not have."""
     dropouts = {
         each
-        for root in _roots(model)
+        for root in roots_of(model)
         for config in _configs(root)
         if config._attn_implementation == ATTENTION
-        for each in _dropouts_of(config).items()
+        for each in dropouts_of(config).items()
     }
     return [
         f"{name} = {value:g}: in training, attention is computed by scaled_masked_softmax between two matmuls, on a "
@@ -133,13 +133,13 @@ def restore_attention(model: Module) -> None:
         _GUARDS.release(root)
 
 
-def _roots(module: Any) -> Iterator[Any]:
+def roots_of(module: Any) -> Iterator[Any]:
     """Yield the outermost models of transformers in a module."""
     if _is_model(module):
         yield module
         return
     for child in module.children():
-        yield from _roots(child)
+        yield from roots_of(child)
 
 
 def _is_model(module: Any) -> bool:

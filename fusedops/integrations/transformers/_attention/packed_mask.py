@@ -38,10 +38,12 @@ class Sequences(NamedTuple):
     Attributes:
         bounds: (B + 1,), int64, the first token of each sequence in the flat batch, and the number of tokens.
         window: ``(left, 0)``, or None.
+        causal: False where a token sees the tokens after it too; a window is then that of the attention's module.
     """
 
     bounds: Tensor
-    window: tuple[int, int] | None
+    window: tuple[int, int] | None = None
+    causal: bool = True
 
 
 class PackedMask(Tensor):
@@ -64,6 +66,11 @@ class PackedMask(Tensor):
         mask._make = make
         mask._boolean = None
         return mask
+
+    @property
+    def is_unread(self) -> bool:
+        """True where no function of torch has read it: it takes no memory."""
+        return self._boolean is None
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the shape and the sequences."""

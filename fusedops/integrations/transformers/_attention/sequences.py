@@ -1,4 +1,4 @@
-"""Causal attention of the sequences in a flat batch, in the layouts of transformers."""
+"""Attention of the sequences in a flat batch, in the layouts of transformers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ def attention_of_sequences(
     window: tuple[int, int] | None,
     scaling: float | None,
     sinks: Tensor | None,
+    is_causal: bool = True,
 ) -> Tensor:
-    """Return causal attention, (B, S, N, Dv).
+    """Return the attention, (B, S, N, Dv).
 
     Args:
         query: (B, N, S, D).
         key: (B, Nk, Sk, D).
         value: (B, Nk, Sk, Dv).
         bounds: of the sequences in the B * S queries, and in the keys; None: the same.
-        window: ``(left, 0)``, or None.
+        window: ``(left, right)``, or None.
         scaling: of the scores.
         sinks: (N,), or None.
+        is_causal: no query sees a later key.
     """
     q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-    causal = True if bounds[1] is None else "lower_right"
+    causal = is_causal if bounds[1] is None else "lower_right"
     out: Tensor
     if sinks is None:
         out = ops.varlen_attention(q, k, v, *bounds, scale=scaling, causal=causal, window=window)

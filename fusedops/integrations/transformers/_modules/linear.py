@@ -55,8 +55,8 @@ def recognised_linear(module: Module) -> Replacement | str | None:
     weight: Any = dict(module.named_parameters(recurse=False)).get("weight")
     if weight is None or weight.device.type != "cpu" or weight.dtype is not torch.float32 or weight.dim() != 2:
         return "its weight is not on a CPU in float32"
-    candidates = explain("linear", weight.detach()[:1], weight, None).candidates
-    if any(each.status == "eligible" for each in candidates):  # after a faster one
+    candidates = [each for each in explain("linear", weight.detach()[:1], weight, None).candidates if not each.is_other]
+    if candidates[-1].status != "selected":  # the last one is torch's
         return Dense()
-    refused = [each.reasons[0].detail for each in candidates if each.reasons and not each.is_other]
+    refused = [each.reasons[0].detail for each in candidates if each.reasons]
     return "torch's own product is as fast" + "".join(f": {reason}" for reason in refused[:1])
