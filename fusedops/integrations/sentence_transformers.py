@@ -20,7 +20,7 @@ __all__ = ["apply"]
 _OP = "varlen_attention"
 
 
-def apply(model: Module, *, rows: Rows = "any") -> Applied:
+def apply(model: Module, *, rows: Rows = "independent") -> Applied:
     """Run an encoder without padding: on the tokens of a batch packed one after the other, their attention by
     :func:`fusedops.varlen_attention`, and all else as :func:`fusedops.integrations.transformers.apply` has it.
 
@@ -32,7 +32,8 @@ def apply(model: Module, *, rows: Rows = "any") -> Applied:
     Args:
         model: a SentenceTransformer, CrossEncoder or SparseEncoder, or an encoder of transformers, with its weights.
         rows: "independent": in float32 on a CPU, a sentence has the same bits alone and in any batch. Linear layers
-            then run on the kernel of :func:`fusedops.linear`, also on a processor on which torch's is faster.
+            run on the kernel of :func:`fusedops.linear`, also where torch's is faster on this processor; "any": there
+            on torch's, and the bits depend on the batch.
 
     Returns:
         the outcome for each class of modules; ``remove()`` undoes all of it.
@@ -47,8 +48,8 @@ def apply(model: Module, *, rows: Rows = "any") -> Applied:
     >>> import transformers
     >>> from fusedops.integrations.sentence_transformers import apply
     >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
-    >>> apply(transformers.RobertaModel(transformers.RobertaConfig(**sizes, vocab_size=64))).ops
-    {'layer_norm': 5, 'attention': 2, 'varlen_attention': 1}
+    >>> apply(transformers.RobertaModel(transformers.RobertaConfig(**sizes, vocab_size=64))).ops["varlen_attention"]
+    1
     """
     policy = use(rows=rows)
     applied = transformers.apply(model)
@@ -61,9 +62,9 @@ def apply(model: Module, *, rows: Rows = "any") -> Applied:
             found += _heads(model)
         floats = {(each.dtype, each.device.type) for each in model.parameters() if each.is_floating_point()}
         notes = [
-            f"on {place} in {dtype}, the bits of a sentence may depend on its batch"
-            for dtype, place in floats
-            if (dtype, place) != (torch.float32, "cpu")
+            f"on {device} in {dtype}, the bits of a sentence may depend on its batch"
+            for dtype, device in sorted(floats, key=str)
+            if (dtype, device) != (torch.float32, "cpu")
         ]
     return Applied(
         applied.model,

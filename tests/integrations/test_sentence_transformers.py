@@ -64,7 +64,7 @@ def test_a_sentence_has_the_same_results_and_bits_in_any_batch(kind: str) -> Non
     model = build(kind)
     inputs = batch(model)
     plain = by_sentence(model, inputs)
-    applied = apply(model, rows="independent")
+    applied = apply(model)
     assert applied.ops["varlen_attention"] == 1, applied
     fusedops.reset_stats()
     results = by_sentence(model, inputs)
@@ -95,7 +95,7 @@ def test_a_sentence_has_the_same_results_and_bits_in_any_batch(kind: str) -> Non
 )
 def test_others_are_left_with_the_reason(kind: str, reason: str) -> None:
     model = build(kind)
-    applied = apply(model, rows="independent")
+    applied = apply(model)
     (row,) = (row for row in applied.rows if row.family == "varlen_attention")
     assert (row.module, row.op, row.left) == (kind, "", reason)
     assert "linear" not in applied.ops
@@ -110,7 +110,7 @@ def test_what_is_not_a_padded_batch_runs_as_before() -> None:
     del embeddings["input_ids"]
     calls: list[dict[str, Any]] = [left, full, embeddings, {**inputs, "output_attentions": True}]
     plain = [model(**call).last_hidden_state for call in calls]
-    apply(model)
+    apply(model, rows="any")  # a batch without padding needs no packing then
     fusedops.reset_stats()
     for call, want in zip(calls, plain):
         with pytest.warns(fusedops.FusedOpsWarning) if "output_attentions" in call else torch.no_grad():
@@ -142,7 +142,7 @@ def test_each_form_of_the_results_is_padded_and_has_gradients() -> None:
 
 def test_the_bits_of_another_dtype_are_not_promised() -> None:
     model = build("BertModel").bfloat16()
-    applied = apply(model, rows="independent")
+    applied = apply(model)
     assert applied.ops["varlen_attention"] == 1
     assert "on cpu in torch.bfloat16, the bits of a sentence may depend on its batch" in applied.notes
     with pytest.raises(PolicyError, match="rows"):
@@ -190,7 +190,7 @@ def test_the_models_of_sentence_transformers(made: dict[str, Any]) -> None:
 
         inputs: Any = pairs if kind == "CrossEncoder" else SENTENCES
         plain = run(inputs)
-        applied = apply(model, rows="independent")
+        applied = apply(model)
         assert applied.ops["varlen_attention"] == 1
         fusedops.reset_stats()
         results = run(inputs)

@@ -114,17 +114,17 @@ def packed(module: Any, batch: _Batch, first_position: int) -> tuple[Any, Packed
     """Return a model's results for a padded batch, computed from its tokens alone, and the mask that it got."""
     ids = batch.tokens["input_ids"]
     column = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    places = (column < batch.lengths[:, None]).flatten().nonzero().flatten()
+    indices = (column < batch.lengths[:, None]).flatten().nonzero().flatten()
     bounds = torch.nn.functional.pad(batch.lengths.cumsum(0), (1, 0))
-    count = len(places)
+    count = len(indices)
 
     def make() -> Tensor:
-        sentence = torch.div(places, max(ids.shape[1], 1), rounding_mode="floor")
+        sentence = torch.div(indices, max(ids.shape[1], 1), rounding_mode="floor")
         return (sentence[:, None] == sentence)[None, None]
 
     mask = PackedMask(Sequences(bounds, causal=False), (1, 1, count, count), make)
-    tokens = {name: value.flatten()[places][None] for name, value in batch.tokens.items()}
-    positions = column.flatten()[places][None] + first_position
+    tokens = {name: value.flatten()[indices][None] for name, value in batch.tokens.items()}
+    positions = column.flatten()[indices][None] + first_position
     options = {**batch.options, "return_dict": True}
     results = own_class(module).forward(module, **tokens, attention_mask=mask, position_ids=positions, **options)
 
@@ -134,7 +134,7 @@ def packed(module: Any, batch: _Batch, first_position: int) -> tuple[Any, Packed
         if not isinstance(value, Tensor) or value.dim() < 3 or value.shape[:2] != (1, count):
             return value
         empty = value.new_zeros(ids.numel(), *value.shape[2:])
-        return empty.index_copy(0, places, value[0]).view(*ids.shape, *value.shape[2:])
+        return empty.index_copy(0, indices, value[0]).view(*ids.shape, *value.shape[2:])
 
     for name, value in list(results.items()):
         results[name] = padded(value)

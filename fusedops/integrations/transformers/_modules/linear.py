@@ -11,6 +11,7 @@ from torch.nn import Linear, Module
 
 from fusedops import ops
 from fusedops._explain import explain
+from fusedops._report.reason import ReasonCode
 from fusedops._torch import autocasts
 from fusedops.integrations.transformers._replacement import Replacement, own_class
 from fusedops.integrations.transformers._trial.twin import is_replaced_elsewhere
@@ -56,7 +57,9 @@ def recognised_linear(module: Module) -> Replacement | str | None:
     if weight is None or weight.device.type != "cpu" or weight.dtype is not torch.float32 or weight.dim() != 2:
         return "its weight is not on a CPU in float32"
     candidates = [each for each in explain("linear", weight.detach()[:1], weight, None).candidates if not each.is_other]
-    if candidates[-1].status != "selected":  # the last one is torch's
+    statuses = {each.status for each in candidates}
+    in_order = any(reason.code is ReasonCode.ROWS for each in candidates for reason in each.reasons)
+    if "eligible" in statuses or (in_order and "selected" in statuses):  # torch's, after a faster one; or refused
         return Dense()
     refused = [each.reasons[0].detail for each in candidates if each.reasons]
     return "torch's own product is as fast" + "".join(f": {reason}" for reason in refused[:1])
