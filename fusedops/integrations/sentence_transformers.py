@@ -13,7 +13,7 @@ from fusedops.integrations import transformers
 from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations.transformers._attention.implementation import roots_of
 from fusedops.integrations.transformers._modules.linear import recognised_linear
-from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of
+from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
 from fusedops.integrations.transformers._unpadded import OfRows, Pooled, Rows, recognised_unpadded
 
 __all__ = ["apply"]
@@ -53,6 +53,9 @@ def apply(model: Module, *, rows: Rows = "independent") -> Applied:
     """
     policy = use(rows=rows)
     applied = transformers.apply(model)
+    for module in model.modules():
+        if isinstance(replacement_of(module), OfRows):  # of another call, with other rows
+            restore(module)
     found = list(_unpadded(model, rows))
     notes: list[str] = []
     if rows == "independent" and any(row.op for row in found):
@@ -89,7 +92,7 @@ def _unpadded(model: Module, rows: Rows) -> Iterator[Row]:
 def _replace_around(model: Any, rows: Rows) -> None:
     """Replace what pools tokens, and the forward of the whole."""
     for module in model.modules():
-        if hasattr(module, "_forward_flattened") and replacement_of(module) is None:  # of sentence-transformers
+        if hasattr(module, "_forward_flattened"):  # of sentence-transformers
             replace(module, Pooled(rows))
     if replacement_of(model) is None:
         replace(model, OfRows(rows))

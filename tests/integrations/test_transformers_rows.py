@@ -16,7 +16,7 @@ import fusedops
 from fusedops.integrations.transformers import apply
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-LENGTHS = (11, 23, 19, 7, 23, 1, 14)
+LENGTHS = (11, 23, 7, 1, 14)
 PREFILL = 9
 
 
