@@ -45,7 +45,7 @@ class Target(NamedTuple):
     """A platform to build for.
 
     Args:
-        levels: the instruction sets, one library each, as `_library.py` names them.
+        levels: the instruction sets, one library each, as `launch/library.py` names them.
         suffix: of a shared library.
         tag: the platform tag of the wheel.
         zig: the target as ziglang names it; None: no cross compilation.
@@ -177,8 +177,8 @@ def _read_by(source: Path, folder: Path) -> list[Path]:
 
 
 def _structs(root: Path) -> ModuleType:
-    """Return ``_structs.py`` of the package, which cannot be imported yet."""
-    spec = importlib.util.spec_from_file_location("_structs", root / CPU / "_structs.py")
+    """Return ``launch/structs.py`` of the package, which cannot be imported yet."""
+    spec = importlib.util.spec_from_file_location("_structs", root / CPU / "launch" / "structs.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,8 +1,9 @@
 """The kernels of the triton backend with other launch settings: warps, rows, block, and no limit of registers.
 
-A table for whoever sets ``backends/fusedops_triton/_settings.py`` for a chip: for each call the default's time, and the
-default's time divided by that of each other setting; above 1, the other one is faster. A place is empty where a setting
-does not exist for the kernel, and has a text where the kernel does not run with it. Each setting is compiled. Usage:
+A table for whoever sets ``backends/fusedops_triton/launch/settings.py`` for a chip: for each call the default's time,
+and the default's time divided by that of each other setting; above 1, the other one is faster. A place is empty where
+a setting does not exist for the kernel, and has a text where the kernel does not run with it. Each setting is compiled.
+Usage:
 
     python -m benchmarks.settings --ops rms_norm --dtypes bfloat16
 """
@@ -51,7 +52,7 @@ class Row(NamedTuple):
 
 def varied_setting(setting: Any, field: str, factor: float | None) -> Any:
     """Return a setting with another field; the same where the kernel has no such choice."""
-    from fusedops_triton import _settings
+    from fusedops_triton.launch import settings
 
     if field not in setting._fields:
         return setting
@@ -62,9 +63,9 @@ def varied_setting(setting: Any, field: str, factor: float | None) -> Any:
         return setting
     value = int(getattr(setting, field) * factor)
     most = {
-        "warps": _settings.chip.threads // _settings.chip.lanes,
-        "rows": _settings.SHORT_ROWS,
-        "block": _settings.LARGEST_TILE if of_rows is None else sys.maxsize,
+        "warps": settings.chip.threads // settings.chip.lanes,
+        "rows": settings.SHORT_ROWS,
+        "block": settings.LARGEST_TILE if of_rows is None else sys.maxsize,
     }
     return setting._replace(**{field: value}) if 1 <= value <= most[field] else setting
 
@@ -72,7 +73,7 @@ def varied_setting(setting: Any, field: str, factor: float | None) -> Any:
 @contextmanager
 def varied(field: str, factor: float | None) -> Iterator[list[str]]:
     """Change the settings that kernels ask for; yield the names of the functions that gave a changed one."""
-    from fusedops_triton import _launch
+    from fusedops_triton.launch import launcher
 
     changed: list[str] = []
 
@@ -91,11 +92,11 @@ def varied(field: str, factor: float | None) -> Iterator[list[str]]:
     patches = [
         mock.patch.object(module, name, with_change(value))
         for at, module in list(sys.modules.items())
-        if at.startswith("fusedops_triton.") and not at.endswith("_settings")
+        if at.startswith("fusedops_triton.") and not at.endswith("settings")
         for name, value in list(vars(module).items())
-        if isinstance(value, FunctionType) and value.__module__.endswith("_settings")
+        if isinstance(value, FunctionType) and value.__module__.endswith("settings")
     ]
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
     for patch in patches:
         patch.start()
     try:
@@ -103,7 +104,7 @@ def varied(field: str, factor: float | None) -> Iterator[list[str]]:
     finally:
         for patch in patches:
             patch.stop()
-        _launch.clear_layout_caches()
+        launcher.clear_layout_caches()
 
 
 def rows(op: Op, case: Case, dtype: torch.dtype, device: str, seconds: float) -> Iterator[Row]:

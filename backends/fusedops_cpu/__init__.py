@@ -48,15 +48,15 @@ _FIX = (
 
 
 def _probe() -> fusedops.Unavailable | None:
-    from fusedops_cpu import _library
+    from fusedops_cpu.launch import library
 
-    path = _library.library_path()
+    path = library.library_path()
     if not path.exists():
         built = path.with_name("no_library.txt")  # written where the library could not be compiled
         reason = f": {built.read_text('utf-8').strip()}" if built.exists() else ""
         return fusedops.Unavailable(f"this installation has no compiled library {path.name}{reason}", _FIX)
     try:
-        _library.library()
+        library.library()
     except (OSError, AttributeError) as error:
         return fusedops.Unavailable(f"the compiled library does not load: {error}", _FIX)
     return None

@@ -429,7 +429,7 @@ def test_boundaries_of_declared_constraints_agree_with_the_check(
     op: Any, entry: Any, constraint: Constraint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if entry.backend == "cpu":  # as on the processors on which all its kernels are chosen
-        from fusedops_cpu._library import library
+        from fusedops_cpu.launch.library import library
 
         monkeypatch.setattr(library(), "is_ahead_of_mkl", True)
     call = a_call_that_is_taken(op, entry)

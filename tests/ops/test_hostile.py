@@ -131,7 +131,7 @@ def first_output(name: str, call: dict[str, Any], backend: str | None = None) ->
 
 @pytest.mark.parametrize("name", [name for name in OF_ANY_RANK if has_kernels("triton", name)])
 def test_triton_reads_no_memory_that_holds_the_negative(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = pytest.importorskip("fusedops_triton._launch", reason="needs triton")
+    launch = pytest.importorskip("fusedops_triton.launch.launcher", reason="needs triton")
     seen: list[Tensor] = []
 
     def spy(self: Any, home: Tensor, *args: Any) -> Any:

@@ -108,15 +108,15 @@ pin("FUSEDOPS_STATS", counting, fusedops.FusedOpsWarning)
 def captured() -> None:
     from triton.runtime.jit import JITFunction
 
-    from fusedops_triton import _launch
+    from fusedops_triton.launch import launcher
 
     kernel: Any = object.__new__(JITFunction)  # compiled and not loaded
     kernel.__module__, kernel.__name__ = "fusedops_triton.softmax._softmax", "_forward"
     kernel.arg_names = ["y_ptr", "x_ptr", "mask_ptr", "scale"]
     kernel.run = lambda *args, **kwargs: types.SimpleNamespace(module=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_launch, "_is_capturing", lambda: True)
-        _launch.Launch(kernel, (1,), (), {}, 4)._launch_with_triton(
+        patch.setattr(launcher, "_is_capturing", lambda: True)
+        launcher.Launch(kernel, (1,), (), {}, 4)._launch_with_triton(
             (torch.empty(2, 4), torch.empty(4, 2).t(), None, 1.0)
         )
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from fusedops import masks, ops
 from fusedops.constraints import Dim, DType, When
 from fusedops.ops.attention.arguments import AttentionArgs, AttentionGradArgs
-from fusedops_cpu._calls import library_kernel
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall, LibraryFunction
+from fusedops_cpu.launch.calls import library_kernel
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall, LibraryFunction
 
 _DTYPES = DType("q", torch.float32, torch.bfloat16, torch.float16)
 # Rows that share keys, and keys, from which on tiles are faster: below, packing them takes longer than the products.

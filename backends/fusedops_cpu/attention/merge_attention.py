@@ -7,10 +7,10 @@ from torch import Tensor
 
 from fusedops import ops
 from fusedops.constraints import DType
-from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import one_dtype
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import library_kernel
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 _LIMITS = (*one_dtype("out_a", "out_b"), DType("lse_a", torch.float32), DType("lse_b", torch.float32))
 _SOURCE = "fusedops_cpu/src/elementwise/merge.cpp"

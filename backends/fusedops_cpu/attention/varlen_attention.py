@@ -15,8 +15,8 @@ from fusedops import kernel, ops
 from fusedops.constraints import DType
 from fusedops.ops.attention.arguments import VarlenAttentionArgs, VarlenAttentionGradArgs, sequences_of
 from fusedops.ops.attention.formulas import by_sequence, gradients_by_sequence
-from fusedops_cpu._calls import results_of
 from fusedops_cpu.attention import attention
+from fusedops_cpu.launch.calls import results_of
 
 _DTYPES = DType("q", torch.float32, torch.bfloat16, torch.float16)
 _SOURCE = "fusedops_cpu/src/dot/attention.cpp"

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fusedops.philox import threshold
-from fusedops_cpu._calls import results_of
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import results_of
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 _ALL = 2**32  # the threshold above every random word: all elements are dropped
 

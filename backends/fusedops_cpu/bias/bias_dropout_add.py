@@ -7,10 +7,10 @@ from torch import Tensor
 
 from fusedops import ops
 from fusedops.constraints import Rank
-from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import PLACE, one_dtype, row_bias
-from fusedops_cpu._struct_call import LibraryCall
 from fusedops_cpu.bias._dropout import dropout_backward, dropout_forward
+from fusedops_cpu.launch.calls import library_kernel
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 
 @library_kernel(

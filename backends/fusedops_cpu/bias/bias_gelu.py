@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import one_dtype, row_bias
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import library_kernel
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 
 @library_kernel(

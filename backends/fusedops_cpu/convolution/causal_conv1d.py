@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fusedops import ops
 from fusedops.ops.convolution.arguments import CausalConv1dArgs, CausalConv1dGradArgs, check_bounds, empty_state
-from fusedops_cpu._calls import library_kernel, results_of
 from fusedops_cpu._constraints import any_dtype
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import library_kernel, results_of
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 _CONSTRAINTS = any_dtype("x", "weight", "bias")
 _SOURCE = "fusedops_cpu/src/elementwise/causal_conv1d.cpp"

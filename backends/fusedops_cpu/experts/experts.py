@@ -8,10 +8,10 @@ from torch import Tensor
 from fusedops import ops
 from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import GATED
-from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype
-from fusedops_cpu._library import ACTIVATION_CODES, DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import library_kernel
+from fusedops_cpu.launch.library import ACTIVATION_CODES, DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 _TENSORS = ("x", "weights", "up", "down", "up_bias", "down_bias")
 

@@ -7,10 +7,10 @@ import math
 from torch import Tensor
 
 from fusedops import ops
-from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import one_dtype
-from fusedops_cpu._struct_call import LibraryCall
 from fusedops_cpu.gated._gated import GELU_ERF, GELU_TANH, gated_backward, gated_forward
+from fusedops_cpu.launch.calls import library_kernel
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 
 @library_kernel(

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import one_dtype
-from fusedops_cpu._struct_call import LibraryCall
 from fusedops_cpu.gated._gated import SWISH, gated_backward, gated_forward
+from fusedops_cpu.launch.calls import library_kernel
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 
 def _extra_error(gate: Tensor, up: Tensor | None, limit: float | None, alpha: float, *_: object) -> list[float]:

@@ -11,9 +11,9 @@ from torch import Tensor
 from fusedops import ops
 from fusedops.constraints import Arguments, Boundary, Constraint, Dim, DType, Reason, ReasonCode, constant
 from fusedops.ops.linear.linear import act_of
-from fusedops_cpu._calls import library_kernel, results_of
-from fusedops_cpu._library import ACTIVATION_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import library_kernel, results_of
+from fusedops_cpu.launch.library import ACTIVATION_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 from fusedops_cpu.linear.products import multiply
 
 _NO_ACTIVATION = -1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusedops_cpu._calls import results_of
-from fusedops_cpu._library import DTYPE_CODES, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import results_of
+from fusedops_cpu.launch.library import DTYPE_CODES, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor, in_bfloat16: bool, adds: bool = False) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 from fusedops import ops
 from fusedops.ops.linear_attention.arguments import LinearAttentionArgs, LinearAttentionGradArgs, bounds_of
 from fusedops.ops.linear_attention.formulas import scale_of
-from fusedops_cpu._calls import library_kernel, results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import library_kernel, results_of
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 _CONSTRAINTS = *one_dtype("q", "k", "v"), *any_dtype("decay", "beta", "initial_state")
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fusedops.dtypes import no_autocast
 from fusedops.ops.losses.formulas import Gradients, Wanted, rows_of_chunk
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import Field
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import Field
 from fusedops_cpu.linear.products import multiply
 
 # Rows of a chunk, at least. Each chunk packs the whole weight, and reads and writes its whole gradient: the products of

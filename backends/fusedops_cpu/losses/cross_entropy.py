@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fusedops import ops
 from fusedops.ops.losses.arguments import CrossEntropyArgs, CrossEntropyGradArgs, check_targets
-from fusedops_cpu._calls import library_kernel, results_of
 from fusedops_cpu._constraints import one_dtype
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import library_kernel, results_of
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 #: As ``src/api.h`` has them; 3 is "mean" with a denominator.
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}

@@ -8,10 +8,10 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.ops.losses.arguments import LinearCrossEntropyArgs, LinearCrossEntropyGradArgs, check_targets
 from fusedops.ops.losses.formulas import LossOptions, Results, Wanted, loss_and_gradients, scaled_gradients
-from fusedops_cpu._calls import results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
-from fusedops_cpu._library import dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import results_of
+from fusedops_cpu.launch.library import dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 from fusedops_cpu.losses._linear_logits import Rows, through_chunks
 
 _LIMITS = (*one_dtype("x", "weight"), *any_dtype("bias"))

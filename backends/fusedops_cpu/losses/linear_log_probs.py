@@ -10,10 +10,10 @@ from torch import Tensor
 from fusedops import kernel, ops
 from fusedops.ops.losses.arguments import LinearLogProbsArgs, LinearLogProbsGradArgs, check_targets
 from fusedops.ops.losses.formulas import Gradients, Wanted
-from fusedops_cpu._calls import results_of
 from fusedops_cpu._constraints import any_dtype, one_dtype
-from fusedops_cpu._library import dense, library
-from fusedops_cpu._struct_call import LibraryCall, LibraryFunction
+from fusedops_cpu.launch.calls import results_of
+from fusedops_cpu.launch.library import dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall, LibraryFunction
 from fusedops_cpu.losses._linear_logits import Rows, through_chunks
 
 _LIMITS = (*one_dtype("x", "weight"), *any_dtype("bias"))

@@ -7,9 +7,9 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from fusedops_cpu._calls import results_of
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import results_of
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 Results = tuple[Tensor | None, ...]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fusedops import ops
 from fusedops.ops.norms.arguments import AddRmsNormArgs, AddRmsNormGradArgs
-from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype, one_dtype
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import library_kernel
+from fusedops_cpu.launch.struct_call import LibraryCall
 from fusedops_cpu.norms._norm import Results, add_norm_backward, norm_forward, selected
 
 

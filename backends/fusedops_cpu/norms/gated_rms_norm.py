@@ -7,11 +7,11 @@ from torch import Tensor
 
 from fusedops import ops
 from fusedops.ops.norms.arguments import GatedRmsNormArgs, GatedRmsNormGradArgs
-from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype, one_dtype
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
 from fusedops_cpu.gated._gated import with_rows
+from fusedops_cpu.launch.calls import library_kernel
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 _CONSTRAINTS = (*one_dtype("x", "gate"), *any_dtype("weight"))
 _SOURCE = "fusedops_cpu/src/elementwise/gated_norm.cpp"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import ops
-from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import library_kernel
+from fusedops_cpu.launch.struct_call import LibraryCall
 from fusedops_cpu.norms._norm import Results, norm_backward, norm_forward, selected
 
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from fusedops import ops
 from fusedops.quantization import FORMATS
-from fusedops_cpu._calls import library_kernel, results_of
 from fusedops_cpu._constraints import any_dtype
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import library_kernel, results_of
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 _CODES = {name: code for code, name in enumerate(FORMATS)}  # as src/tile/quantized.h has them
 

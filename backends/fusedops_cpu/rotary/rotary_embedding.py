@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops_cpu._calls import library_kernel
 from fusedops_cpu._constraints import any_dtype
-from fusedops_cpu._library import DTYPE_CODES, dense, library
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.calls import library_kernel
+from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 _NONE = (None, None, *(0,) * 9)
 

@@ -1,4 +1,4 @@
-// The exported functions. Each takes the address of one struct, whose fields have 8 bytes each. _structs.py reads the
+// The exported functions. Each takes the address of one struct, whose fields have 8 bytes each. structs.py reads the
 // structs from here: const pointers are tensors that are read, other pointers those that are written.
 // Tensors are contiguous unless a field gives strides. Each function returns a Status.
 #pragma once
@@ -402,7 +402,7 @@ auto with_dtype(int64_t dtype, F f) {
 }  // namespace fusedops
 
 FUSEDOPS_EXPORT void fusedops_use_threads(void* parallel_for, void* get_num_threads);
-// The number of this header with which the library was compiled (_structs.py).
+// The number of this header with which the library was compiled (structs.py).
 FUSEDOPS_EXPORT int64_t fusedops_header();
 // 1 where products of bfloat16 are compiled, and this processor has their instruction.
 FUSEDOPS_EXPORT int64_t fusedops_multiplies_bfloat16();

@@ -1,8 +1,8 @@
 // A launcher that remembers the calls it made: a call like one of them runs without Python, but for the allocation of
 // its results.
 //
-// The launcher is a Python function. It returns a LibraryCall (_calls.py): a function of the library, the fields of the
-// struct whose address that function takes, and the results; or, for a call that needs no function, the results.
+// The launcher is a Python function. It returns a LibraryCall (struct_call.py): a function of the library, the fields
+// of the struct whose address that function takes, and the results; or, for a call that needs no function, the results.
 // A call is remembered where all that it reads are arguments of the launcher, and all that it writes are its results.
 
 #include <cstdlib>

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #endif
 
-#ifndef FUSEDOPS_HEADER  // the build of the package gives it: _structs.py
+#ifndef FUSEDOPS_HEADER  // the build of the package gives it: structs.py
 #define FUSEDOPS_HEADER 0
 #endif
 

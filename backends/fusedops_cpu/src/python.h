@@ -15,7 +15,7 @@ namespace fusedops::launch {
 struct Object;
 using Size = intptr_t;
 
-// In the order of PYTHON in _launch.py.
+// In the order of PYTHON in native.py.
 struct Python {
   Object* (*get_attribute)(Object* of, Object* name);
   void* (*as_pointer)(Object* integer);
@@ -42,7 +42,7 @@ struct Python {
   void (*take_lock)(void*);
 };
 
-// In the order of TORCH in _launch.py. A tensor is passed as the address of an at::Tensor, which is one pointer, to
+// In the order of TORCH in native.py. A tensor is passed as the address of an at::Tensor, which is one pointer, to
 // its implementation; `_cdata` is that pointer.
 struct Torch {
   int32_t (*dtype)(void*, int32_t*);
@@ -55,7 +55,7 @@ struct Torch {
   int32_t (*data_ptr)(void*, void**);
 };
 
-// In the order of _set_up in _launch.py.
+// In the order of _set_up in native.py.
 struct Names {
   Object *none, *no, *tensor, *parameter, *tuple, *floating;
   Object *cdata, *dtype, *device;         // names of attributes

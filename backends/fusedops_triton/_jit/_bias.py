@@ -26,8 +26,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import LARGEST_TILE, Columns, ceil_div, share_sums
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import LARGEST_TILE, Columns, ceil_div, share_sums
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 

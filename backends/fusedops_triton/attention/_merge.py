@@ -24,8 +24,8 @@ from fusedops.dtypes import promoted
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import exp, read
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div
 from fusedops_triton.norms._norm import columns_of, ready
 from fusedops_triton.norms._norm_settings import gated_norm_plan
 

@@ -49,8 +49,8 @@ from fusedops_triton._jit._bias import (
 )
 from fusedops_triton._jit._common import read, scalar, widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout, compiles_ptx
-from fusedops_triton._settings import HALF_RESIDENT, Columns, ceil_div, dropout_tile, share_columns, tile
+from fusedops_triton.launch.launcher import Launch, cached_by_layout, compiles_ptx
+from fusedops_triton.launch.settings import HALF_RESIDENT, Columns, ceil_div, dropout_tile, share_columns, tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 

@@ -41,8 +41,8 @@ from fusedops_triton._jit._bias import (
 )
 from fusedops_triton._jit._common import read, reciprocal, widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import Columns, ceil_div, share_columns, tile
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import Columns, ceil_div, share_columns, tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 

@@ -32,11 +32,11 @@ from fusedops.ops.convolution.formulas import Packed, final_state, packed_of
 from fusedops_triton._jit._bias import rounded
 from fusedops_triton._jit._common import widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import FLAT_THREADS, ceil_div, power_of_two, warps_for
 from fusedops_triton.convolution._causal_conv_octets import octets_launch, takes_octets
 from fusedops_triton.convolution._causal_conv_walk import common_unit, takes_walk, walk_forward, walk_launch
 from fusedops_triton.gated._gated import logistic, times
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import FLAT_THREADS, ceil_div, power_of_two, warps_for
 from fusedops_triton.norms._norm import ready
 
 

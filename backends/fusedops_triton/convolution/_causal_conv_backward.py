@@ -23,8 +23,6 @@ from fusedops.ops.convolution.formulas import SILU as SILU_NAME
 from fusedops_triton._jit._bias import add_sums, rounded
 from fusedops_triton._jit._common import widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div, power_of_two
 from fusedops_triton.convolution._causal_conv import (
     conv_steps,
     conv_tile,
@@ -41,6 +39,8 @@ from fusedops_triton.convolution._causal_conv import (
 )
 from fusedops_triton.convolution._causal_conv_octets import octets_backward_launch, takes_octets
 from fusedops_triton.convolution._causal_conv_walk import common_unit, slope, takes_walk, walk_backward, walk_launch
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div, power_of_two
 from fusedops_triton.norms._norm import ready
 
 # ---------------------------------------------------------------------------------------------------------- launchers

@@ -18,12 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops_triton import _settings
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import read, widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import FLAT_THREADS, ceil_div, power_of_two, warps_for
 from fusedops_triton.convolution._causal_conv_walk import (
     of_known,
     output_of,
@@ -33,6 +30,9 @@ from fusedops_triton.convolution._causal_conv_walk import (
     taps_of,
     with_products,
 )
+from fusedops_triton.launch import settings
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import FLAT_THREADS, ceil_div, power_of_two, warps_for
 
 #: Positions of a thread: the weights and the place of a row take as many instructions as six of them.
 PER_THREAD = 16
@@ -66,10 +66,10 @@ def octets_backward_launch(
 ) -> tuple[Launch, int]:
     """Return the launch for (B, C, S), and its rows of sums. steps: of x, grad and dx."""
     batch, channels, positions = shape
-    pairs = _settings.chip.lanes
+    pairs = settings.chip.lanes
     turns = ceil_div(positions, 16 * pairs)
     repeats = min(turns, STEPS)
-    while repeats > 1 and batch * channels * ceil_div(turns, repeats) < _settings.chip.fills:
+    while repeats > 1 and batch * channels * ceil_div(turns, repeats) < settings.chip.fills:
         repeats //= 2
     tiles = ceil_div(turns, repeats)
     of_steps = min((unit(step) for step in steps if step), default=8)

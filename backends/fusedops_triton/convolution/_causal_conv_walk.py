@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from fusedops_triton import _settings
-from fusedops_triton._chips import CHIPS
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import read, reciprocal
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import FLAT_THREADS, ceil_div, power_of_two, warps_for
 from fusedops_triton.gated._gated import logistic, times
+from fusedops_triton.launch import settings
+from fusedops_triton.launch.chips import CHIPS
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import FLAT_THREADS, ceil_div, power_of_two, warps_for
 
 #: Channels of a thread, and of a program.
 PER_THREAD = 4
@@ -52,7 +52,7 @@ def walk_setting(batch: int, channels: int, positions: int) -> Walk:
     """Return the setting for (B, C, S): runs are shorter where there are few programs."""
     block = min(power_of_two(channels), CHANNELS)
     tiles, run = ceil_div(channels, block), RUN
-    while run > SHORTEST_RUN and batch * tiles * ceil_div(positions, run) < _settings.chip.fills:
+    while run > SHORTEST_RUN and batch * tiles * ceil_div(positions, run) < settings.chip.fills:
         run //= 2
     return Walk(block, run, (tiles, ceil_div(positions, run)), warps_for(block, PER_THREAD))
 
@@ -81,7 +81,7 @@ def walk_launch(
     }  # fmt: skip
     sizes = (*(step // of_steps for step in steps), channels, positions, *setting.tiles)
     parts = batch * setting.tiles[1]
-    registers = REGISTERS if kernel is walk_backward and _settings.chip != CHIPS["sm_100"] else None
+    registers = REGISTERS if kernel is walk_backward and settings.chip != CHIPS["sm_100"] else None
     return Launch(kernel, (parts * setting.tiles[0],), sizes, constants, setting.warps, registers), parts
 
 

@@ -27,10 +27,17 @@ from fusedops.ops.experts.formulas import Activation
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import read, scalar, widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
 from fusedops_triton.experts._expert_rows import Route
 from fusedops_triton.gated._gated import activated, gradients
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import (
+    FLAT_PER_THREAD,
+    FLAT_THREADS,
+    ceil_div,
+    gated_columns,
+    power_of_two,
+    warps_for,
+)
 
 _FUNCTIONS = {
     **{"swiglu": "swish", "geglu": "erf", "geglu_tanh": "tanh"},

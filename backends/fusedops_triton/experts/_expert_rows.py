@@ -23,12 +23,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedops_triton import _settings
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import read, widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
+from fusedops_triton.launch import settings
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import (
+    FLAT_PER_THREAD,
+    FLAT_THREADS,
+    ceil_div,
+    gated_columns,
+    power_of_two,
+    warps_for,
+)
 
 _COUNTED = 256  # routed rows of a program of the route
 _CHUNK = 16  # experts, or rows, with which it compares them at a time
@@ -160,7 +167,7 @@ def clear_empty(weight: Tensor, ends: Tensor) -> None:
 @cached_by_layout
 def _clear_launch(experts: int, size: int, element_size: int) -> Launch:
     block = FLAT_PER_THREAD[element_size] * FLAT_THREADS
-    parts = min(ceil_div(size, block), ceil_div(16 * _settings.chip.fills, experts))
+    parts = min(ceil_div(size, block), ceil_div(16 * settings.chip.fills, experts))
     return Launch(_clear, (experts * parts,), (size, parts), {"BLOCK": block}, 4)
 
 

@@ -32,9 +32,9 @@ from triton.runtime.jit import JITFunction
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import TYPES
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div
 from fusedops_triton.experts._expert_rows import clear_empty, group_of
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)  # since torch 2.10
 

@@ -21,10 +21,17 @@ from fusedops.ops.experts.formulas import valid_ends
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import read
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import FLAT_PER_THREAD, FLAT_THREADS, ceil_div, gated_columns, power_of_two, warps_for
 from fusedops_triton.experts._expert_rows import sum_groups
 from fusedops_triton.experts._grouped import rows_by_weight, weights_of_rows
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import (
+    FLAT_PER_THREAD,
+    FLAT_THREADS,
+    ceil_div,
+    gated_columns,
+    power_of_two,
+    warps_for,
+)
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 

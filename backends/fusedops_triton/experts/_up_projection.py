@@ -27,15 +27,15 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.ops.experts.formulas import Activation
-from fusedops_triton import _settings
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import read
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div, power_of_two
 from fusedops_triton.experts._expert_activation import Kind, activated_rows, kind_of, write_rows
 from fusedops_triton.experts._expert_rows import Route, experts_at
 from fusedops_triton.experts._grouped import LARGE, SMALL, Tiles, constants_of, expert_of_tile, in_order, products
+from fusedops_triton.launch import settings
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div, power_of_two
 
 #: Of a few rows. A tile of 16 rows is the smallest that tensor cores take; 32 columns of 128 elements are 8 KB of 16
 #: bits, of which two are read ahead, for each of the programs on a processor.
@@ -80,7 +80,7 @@ def _sorted_launch(
 ) -> Launch:  # fmt: skip
     common, gated = unit(gcd(size, length)) or 1, kind.layout != "gate"
     tiles = LARGE if dtype.itemsize == 2 and common >= 8 else SMALL
-    wide = _settings.chip == _settings.CHIPS["sm_90"] and kind.function in ("swish", "clamped")
+    wide = settings.chip == settings.CHIPS["sm_90"] and kind.function in ("swish", "clamped")
     if gated and tiles is LARGE and wide:
         tiles = tiles._replace(n=2 * tiles.n)  # 144 KB of shared memory; on sm_100, and with GELU, it spills
     cols = tiles.n // 2 if gated else tiles.n

@@ -31,9 +31,9 @@ from fusedops.dtypes import promoted
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import read, reciprocal, scalar
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div, gated_columns, gated_tile, power_of_two
 from fusedops_triton.bias._bias_gelu import gelu, gelu_slope
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div, gated_columns, gated_tile, power_of_two
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 

@@ -28,8 +28,8 @@ from fusedops.ops.linear_attention.arguments import LinearAttentionArgs
 from fusedops_triton._jit._bias import rounded
 from fusedops_triton._jit._common import exp, read, scalar
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div
 from fusedops_triton.linear_attention._linear_attention_parts import (
     FACTORS,
     Call,

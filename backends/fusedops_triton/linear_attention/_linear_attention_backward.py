@@ -22,13 +22,13 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.ops.linear_attention.arguments import LinearAttentionGradArgs
-from fusedops_triton import _settings
-from fusedops_triton._chips import CHIPS
 from fusedops_triton._jit._bias import rounded
 from fusedops_triton._jit._common import read
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div
+from fusedops_triton.launch import settings
+from fusedops_triton.launch.chips import CHIPS
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div
 from fusedops_triton.linear_attention._linear_attention import walk
 from fusedops_triton.linear_attention._linear_attention_chunk_gradients import Walked, chunk_gradients
 from fusedops_triton.linear_attention._linear_attention_parts import (
@@ -108,7 +108,7 @@ def _back_launch(sizes: Sizes) -> Launch:
     constants = {**by, "C": sizes.chunk, **columns.constants, "STAGES": stages_of(sizes)}
     constants |= types_of(_walk_back, sizes)
     numbers = (sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k, size_v, blocks)
-    other = sizes.split and _settings.chip.nvidia and _settings.chip != CHIPS["sm_90"]
+    other = sizes.split and settings.chip.nvidia and settings.chip != CHIPS["sm_90"]
     warps = 8 if other else columns.warps  # of 4, up to 64 bytes of a thread spill there
     return Launch(_walk_back, (sizes.sequences * sizes.heads * blocks,), numbers, constants, warps)
 

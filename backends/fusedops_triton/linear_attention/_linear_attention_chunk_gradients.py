@@ -24,13 +24,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fusedops_triton import _settings
-from fusedops_triton._chips import CHIPS
 from fusedops_triton._jit._bias import rounded
 from fusedops_triton._jit._common import read, scalar
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div, power_of_two
+from fusedops_triton.launch import settings
+from fusedops_triton.launch.chips import CHIPS
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div, power_of_two
 from fusedops_triton.linear_attention._linear_attention_parts import (
     CHUNK,
     FACTORS,
@@ -131,7 +131,7 @@ def _chunk_launch(sizes: Sizes, delta: bool) -> tuple[Launch, int]:
     """Return the launch, and the blocks of rows of the states. delta: there is a beta."""
     (size_k, size_v), by = units(sizes)
     most_rows, most_cols, warps = OF_CHUNK[_setting_of(sizes, delta)]
-    if _settings.chip == CHIPS["sm_80"]:  # whose tensor cores take operands from registers: 192 bytes would spill
+    if settings.chip == CHIPS["sm_80"]:  # whose tensor cores take operands from registers: 192 bytes would spill
         most_rows = 16
     rows = max(min(power_of_two(sizes.size_k), most_rows), sizes.least_side)
     cols = max(min(power_of_two(sizes.size_v), most_cols), sizes.least_side)

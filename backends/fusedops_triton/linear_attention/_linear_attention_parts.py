@@ -24,13 +24,13 @@ from triton.runtime.jit import JITFunction
 from fusedops.constraints import Offsets
 from fusedops.ops.linear_attention.arguments import bounds_of
 from fusedops.ops.linear_attention.formulas import scale_of
-from fusedops_triton import _settings
-from fusedops_triton._chips import CHIPS
 from fusedops_triton._jit._bias import unit
 from fusedops_triton._jit._common import TYPES, exp, read, scalar
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout, compiles_ptx
-from fusedops_triton._settings import ceil_div, power_of_two
+from fusedops_triton.launch import settings
+from fusedops_triton.launch.chips import CHIPS
+from fusedops_triton.launch.launcher import Launch, cached_by_layout, compiles_ptx
+from fusedops_triton.launch.settings import ceil_div, power_of_two
 from fusedops_triton.norms._norm import ready
 
 #: Positions of a chunk, where q, k and v have 16 bits. Of wider ones half as many, and of rows of more than 128 too:
@@ -100,7 +100,7 @@ class Sizes(NamedTuple):
         past shared memory, in some kernels and by chance (triton-lang/triton#10573, #11366). Chunks of fewer positions,
         for rows of more than 128, are multiplied by other instructions.
         """
-        unsafe = _settings.chip == CHIPS["sm_90"] and TRITON < (3, 9)
+        unsafe = settings.chip == CHIPS["sm_90"] and TRITON < (3, 9)
         return CHUNK if unsafe and self.split and self.size_k <= 128 else 16
 
     @property
@@ -200,7 +200,7 @@ def types_of(kernel: Any, sizes: Sizes) -> dict[str, Any]:
     thread. The interpreter has no products of bfloat16: it rounds to it, and multiplies float32.
     """
     compiled = isinstance(kernel, JITFunction)
-    split = "" if not sizes.split else "chained" if _settings.chains_products() else "separate"
+    split = "" if not sizes.split else "chained" if settings.chains_products() else "separate"
     return {
         "SPLIT": split, "OF": tl.bfloat16 if sizes.split and compiled else tl.float32,
         "PRECISION": precision_of(kernel),
@@ -226,7 +226,7 @@ def columns_of(sizes: Sizes, least: int) -> Columns:
     (sm_100), and there are as few as possible.
     """
     most = 32 if least == 1 else least
-    if least > 1 and sizes.split and sizes.size_k <= 128 and _settings.chip == CHIPS["sm_90"]:
+    if least > 1 and sizes.split and sizes.size_k <= 128 and settings.chip == CHIPS["sm_90"]:
         most = CHUNK
     rows, cols = power_of_two(sizes.size_k), min(power_of_two(sizes.size_v), most)
     return Columns(max(rows, least), max(cols, least), 4 if sizes.split or least == 1 else 8)
@@ -238,8 +238,8 @@ def stages_of(sizes: Sizes) -> int:
     An AMD processor has 64 KB for them, of which two chunks take 72. Before Triton 3.8, a walk on sm_100 with two has
     another result each time (triton-lang/triton#9871, #10590).
     """
-    unsafe = _settings.chip == CHIPS["sm_100"] and TRITON < (3, 8)
-    return 2 if sizes.split and _settings.chip.nvidia and not unsafe else 1
+    unsafe = settings.chip == CHIPS["sm_100"] and TRITON < (3, 8)
+    return 2 if sizes.split and settings.chip.nvidia and not unsafe else 1
 
 
 def slice_of(sizes: Sizes) -> int:

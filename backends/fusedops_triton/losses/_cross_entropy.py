@@ -39,8 +39,8 @@ from fusedops.ops.losses.formulas import LossOptions
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import exp, read, read_evicting, scalar, widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div, warps_for
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div, warps_for
 from fusedops_triton.losses._logits import added, capped, slope
 from fusedops_triton.losses._loss_settings import loss_gradient_plan, loss_group, loss_plan
 

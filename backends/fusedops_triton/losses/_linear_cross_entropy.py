@@ -33,7 +33,7 @@ from fusedops.ops.losses.arguments import LinearCrossEntropyArgs, LinearCrossEnt
 from fusedops.ops.losses.formulas import LossOptions, Results, Wanted, loss_and_gradients, scaled_gradients
 from fusedops_triton._jit._common import exp, scalar
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
 from fusedops_triton.losses._logits import added, read_logits, slope
 from fusedops_triton.losses._loss_settings import class_tile
 from fusedops_triton.losses._scaled import scaled

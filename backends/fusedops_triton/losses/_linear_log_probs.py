@@ -24,7 +24,7 @@ from fusedops.ops.losses.arguments import LinearLogProbsArgs, LinearLogProbsGrad
 from fusedops.ops.losses.formulas import Wanted
 from fusedops_triton._jit._common import exp, scalar
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
 from fusedops_triton.losses._linear_cross_entropy import Chunk, in_chunks
 from fusedops_triton.losses._logits import read_logits, slope
 from fusedops_triton.losses._loss_settings import class_tile

@@ -1,8 +1,8 @@
-"""The launch settings of the losses: of their rows of classes. ``_settings.py`` has what all kernels share."""
+"""The launch settings of the losses: of their rows of classes. ``launch/settings.py`` has what all kernels share."""
 
 from __future__ import annotations
 
-from fusedops_triton._settings import (
+from fusedops_triton.launch.settings import (
     FLAT_PER_THREAD,
     ROW_PER_THREAD,
     SHORT_ROWS,

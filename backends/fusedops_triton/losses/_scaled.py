@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div, tile
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div, tile
 
 
 def scaled(value: Tensor, factor: Tensor, dtype: torch.dtype, reuse: bool) -> Tensor:

@@ -30,9 +30,9 @@ from fusedops.ops.norms.arguments import GatedRmsNormArgs, GatedRmsNormGradArgs
 from fusedops_triton._jit._bias import add_sums, rounded, unit
 from fusedops_triton._jit._common import read, read_evicting, scalar, widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div
 from fusedops_triton.gated._gated import logistic, times
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div
 from fusedops_triton.norms._norm import columns_of, ready
 from fusedops_triton.norms._norm_settings import gated_norm_plan, gated_norm_sums
 

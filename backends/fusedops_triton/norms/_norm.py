@@ -34,8 +34,8 @@ from fusedops.ops.norms.arguments import AddLayerNormArgs, AddRmsNormArgs
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import read, read_evicting, scalar, widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div
 from fusedops_triton.norms._norm_settings import norm_plan
 
 # ----------------------------------------------------------------------------------------------------------- launcher

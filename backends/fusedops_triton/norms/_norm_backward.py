@@ -27,8 +27,8 @@ from fusedops.ops.norms.arguments import AddLayerNormGradArgs, AddRmsNormGradArg
 from fusedops_triton._jit._bias import add_sums, column_tile, rounded, store_sums, unit
 from fusedops_triton._jit._common import read, read_evicting, scalar, widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div, share_columns
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div, share_columns
 from fusedops_triton.norms._norm import columns_of, ready
 from fusedops_triton.norms._norm_settings import norm_sums
 

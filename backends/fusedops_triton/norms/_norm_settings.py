@@ -1,15 +1,15 @@
 """The launch settings of the norms, of norms beside a gate, and of merged parts of attention: whole rows of a program.
 
-``_settings.py`` has what all kernels share, and what settings follow from.
+``launch/settings.py`` has what all kernels share, and what settings follow from.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from fusedops_triton import _settings
-from fusedops_triton._chips import CHIPS
-from fusedops_triton._settings import (
+from fusedops_triton.launch import settings
+from fusedops_triton.launch.chips import CHIPS
+from fusedops_triton.launch.settings import (
     HALF_RESIDENT,
     LONG_TILE,
     ROW_PER_THREAD,
@@ -98,7 +98,7 @@ B200_RMS_NORM_WIDE = Backward(32, 128, 0, 16, held=False)
 
 def _is_b200(size: int, widest: int) -> bool:
     """Return True where a B200 may have another setting for rows of ``size`` elements: by accesses of 16 bytes."""
-    return _settings.chip == CHIPS["sm_100"] and widest == 2 and size % 8 == 0
+    return settings.chip == CHIPS["sm_100"] and widest == 2 and size % 8 == 0
 
 
 def norm_plan(size: int, widest: int, inputs: int) -> Plan:
@@ -149,13 +149,13 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool, w
     width, per_thread, longest = power_of_two(size), NORM_BACKWARD_PER_THREAD[widest], NORM_BACKWARD_ON_CHIP[widest]
     registers: int | None = HALF_RESIDENT
     # on sm_100 ptxas moves out 6 to 18 registers of a thread for a tensor of pairs
-    joined = width < NORM_WIDE // 2 or not centered or _settings.chip != CHIPS["sm_100"]
+    joined = width < NORM_WIDE // 2 or not centered or settings.chip != CHIPS["sm_100"]
     ahead, resident, held = int(widest == 2), NORM_WARPS, True
     again, setting = (False, False), None
     if sums and width in B200_BACKWARD and _is_b200(size, widest):
         setting = B200_BACKWARD[width] if centered or width != NORM_WIDE else B200_RMS_NORM_WIDE
     # rows of an odd length are read twice: on chip, the masks and offsets of single elements spill up to 1880 bytes
-    if widest == 2 and _settings.chip.nvidia and width == NORM_WIDEST and size % 2 == 0:
+    if widest == 2 and settings.chip.nvidia and width == NORM_WIDEST and size % 2 == 0:
         longest, joined, ahead = width, False, 0
         per_thread, registers = NORM_WIDEST_PER_THREAD[centered], (HALF_RESIDENT if centered else None)
         if sums and size % 8 == 0:  # other rows have narrow accesses, whose masks take the registers
@@ -165,18 +165,18 @@ def norm_sums(n_rows: int, size: int, widest: int, sums: bool, centered: bool, w
     if width > longest:
         block = LONG_TILE[widest] // 2
         return NormSums(1, block, warps_for(block, ROW_PER_THREAD[widest] // 4), False, 1)
-    rows = min(max(1, _settings.chip.lanes * per_thread // width), SHORT_ROWS)
+    rows = min(max(1, settings.chip.lanes * per_thread // width), SHORT_ROWS)
     warps = warps_for(rows * width, per_thread)
     if not sums:
         return NormSums(rows, width, warps, True, 1, joined, registers, held=width != NORM_WIDEST)
-    parts = min(ceil_div(n_rows, NORM_PART_ROWS), _settings.chip.processors * resident // warps)
+    parts = min(ceil_div(n_rows, NORM_PART_ROWS), settings.chip.processors * resident // warps)
     steps = ceil_div(ceil_div(n_rows, parts), rows)
     return NormSums(rows, width, warps, True, steps, joined, registers, ahead, held, again)
 
 
 def _widest_backward(masked: bool, centered: bool, weight: int) -> Backward:
     """Return the setting of this chip for the widest rows. masked: they have fewer columns than the block."""
-    chip = next(name for name in NORM_WIDEST_BACKWARD if _settings.chip == CHIPS[name])
+    chip = next(name for name in NORM_WIDEST_BACKWARD if settings.chip == CHIPS[name])
     if weight == 4:
         return NORM_WIDEST_FLOAT32_WEIGHT_MASKED if masked and chip == "sm_80" else NORM_WIDEST_FLOAT32_WEIGHT
     return NORM_WIDEST_MASKED if masked and centered and chip == "sm_90" else NORM_WIDEST_BACKWARD[chip][centered]
@@ -206,10 +206,10 @@ def gated_norm_sums(n_rows: int, size: int, groups: int, widest: int, sums: bool
     again = gate_first and (alone or width > 4096), False
     per_thread = NORM_BACKWARD_PER_THREAD[widest] // (1 if alone else 2)
     registers = HALF_RESIDENT if alone else None
-    rows = min(max(1, _settings.chip.lanes * per_thread // width), SHORT_ROWS)
+    rows = min(max(1, settings.chip.lanes * per_thread // width), SHORT_ROWS)
     warps = warps_for(rows * width, per_thread)
     if not sums:
         return NormSums(rows, width, warps, True, 1, registers=registers, again=again)
-    parts = min(ceil_div(n_rows, NORM_PART_ROWS), ceil_div(_settings.chip.processors * NORM_WARPS, warps * groups))
+    parts = min(ceil_div(n_rows, NORM_PART_ROWS), ceil_div(settings.chip.processors * NORM_WARPS, warps * groups))
     steps = ceil_div(ceil_div(n_rows, parts), rows)
     return NormSums(rows, width, warps, True, steps, registers=registers, again=again)

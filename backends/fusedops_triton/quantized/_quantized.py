@@ -34,8 +34,8 @@ from fusedops.quantization import FORMATS
 from fusedops_triton._jit._bias import rounded
 from fusedops_triton._jit._common import TYPES, read
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div, chains_products
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div, chains_products
 
 
 class _Layout(NamedTuple):

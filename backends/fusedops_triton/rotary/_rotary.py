@@ -26,8 +26,8 @@ from torch import Tensor
 from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import read
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ROTARY_HEADS, ceil_div, power_of_two, rotary_tile
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ROTARY_HEADS, ceil_div, power_of_two, rotary_tile
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 

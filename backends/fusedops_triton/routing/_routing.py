@@ -29,8 +29,8 @@ from fusedops.ops.routing.arguments import TopKRoutingArgs, TopKRoutingGradArgs
 from fusedops.ops.routing.formulas import SCORES
 from fusedops_triton._jit._common import exp, read, scalar, widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import ceil_div, power_of_two
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import ceil_div, power_of_two
 
 _BYTES = 4096  # of the logits of a program, once they are widened
 

@@ -25,9 +25,9 @@ from fusedops.ops.sampling import formulas
 from fusedops.ops.sampling.arguments import LOG_PROBS, SampleArgs
 from fusedops_triton._jit._common import widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout, compiles_ptx
-from fusedops_triton._settings import power_of_two
 from fusedops_triton.bias._bias_dropout import philox
+from fusedops_triton.launch.launcher import Launch, cached_by_layout, compiles_ptx
+from fusedops_triton.launch.settings import power_of_two
 
 _BLOCK = 2048  # of 16 warps, each thread has 4 tokens: one call of Philox
 

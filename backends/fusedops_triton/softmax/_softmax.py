@@ -37,8 +37,8 @@ from torch import Tensor
 from fusedops_triton._jit._bias import unit
 from fusedops_triton._jit._common import read, scalar, widened
 from fusedops_triton._jit._profiled import profiled
-from fusedops_triton._launch import Launch, cached_by_layout
-from fusedops_triton._settings import (
+from fusedops_triton.launch.launcher import Launch, cached_by_layout
+from fusedops_triton.launch.settings import (
     HALF_RESIDENT,
     PACKED_ABOVE,
     Plan,

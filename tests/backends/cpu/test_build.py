@@ -101,8 +101,8 @@ def test_a_compiler_gives_a_wheel_of_the_platform(tmp_path: Path) -> None:
     installed = tmp_path / "installed"
     zipfile.ZipFile(path).extractall(installed)
     code = (
-        "import fusedops_cpu._library as l; assert l.__file__.startswith({!r}), l.__file__; l.library()\n"
-        "import fusedops_cpu._launch as n; assert not isinstance(n.loaded(), str), n.loaded()"
+        "import fusedops_cpu.launch.library as l; assert l.__file__.startswith({!r}), l.__file__; l.library()\n"
+        "import fusedops_cpu.launch.native as n; assert not isinstance(n.loaded(), str), n.loaded()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code.format(str(installed))],

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import fusedops
-from fusedops_cpu import _launch
-from fusedops_cpu._calls import prepared, results_of
-from fusedops_cpu._struct_call import LibraryCall, library_function
+from fusedops_cpu.launch import native
+from fusedops_cpu.launch.calls import prepared, results_of
+from fusedops_cpu.launch.struct_call import LibraryCall, library_function
 
-needs_memory = pytest.mark.skipif(isinstance(_launch.loaded(), str), reason="needs launchers that remember calls")
+needs_memory = pytest.mark.skipif(isinstance(native.loaded(), str), reason="needs launchers that remember calls")
 
 SCALED = struct.Struct("2P2qd")
 
@@ -72,7 +72,7 @@ def launcher() -> Scaled:
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`prepared`, with a memory of calls and without it."""
     if request.param == "in Python":
-        monkeypatch.setattr(_launch, "loaded", lambda: "it is not here")
+        monkeypatch.setattr(native, "loaded", lambda: "it is not here")
     return prepared
 
 
@@ -417,5 +417,5 @@ def test_threads(launcher: Scaled) -> None:
 
 def test_a_file_that_does_not_load_remembers_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "library").write_bytes(b"no library")
-    monkeypatch.setattr(_launch, "library_path", lambda: tmp_path / "library")
-    assert "does not load" in _launch.loaded.__wrapped__()
+    monkeypatch.setattr(native, "library_path", lambda: tmp_path / "library")
+    assert "does not load" in native.loaded.__wrapped__()

@@ -11,8 +11,8 @@ from error_texts import Table
 from state import keep_backends
 
 import fusedops
-from fusedops_cpu._library import failure
-from fusedops_cpu._struct_call import _value
+from fusedops_cpu.launch.library import failure
+from fusedops_cpu.launch.struct_call import _value
 from fusedops_cpu.linear.linear import linear
 
 TABLE = Table(__file__, "cpu_and_eager")

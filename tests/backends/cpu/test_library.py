@@ -17,14 +17,14 @@ from cpu_values import LEVELS, RUNS, X86
 
 import fusedops
 import fusedops_cpu
-from fusedops_cpu import _library
-from fusedops_cpu._struct_call import LibraryCall
-from fusedops_cpu._structs import kinds_of_functions
+from fusedops_cpu.launch import library
+from fusedops_cpu.launch.struct_call import LibraryCall
+from fusedops_cpu.launch.structs import kinds_of_functions
 
 _KIT = """
 import json
 from fusedops import testing
-from fusedops_cpu._library import library_path
+from fusedops_cpu.launch.library import library_path
 results = [check.run() for check in testing.checks("cpu")]
 failures = [str(result) for result in results if result.failures]
 print(json.dumps([library_path().name, failures, sum(result.cases for result in results)]))
@@ -66,15 +66,15 @@ def info() -> fusedops.BackendInfo:
 
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_library, "library_path", lambda: Path("none.so"))
+    monkeypatch.setattr(library, "library_path", lambda: Path("none.so"))
     probe_again()
 
 
 @pytest.fixture
 def loads_again() -> Iterator[None]:
-    _library.library.cache_clear()
+    library.library.cache_clear()
     yield
-    _library.library.cache_clear()
+    library.library.cache_clear()
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -88,7 +88,7 @@ def test_it_comes_before_eager() -> None:
 @pytest.mark.parametrize("capability", LEVELS)
 def test_the_instruction_set_follows_torch(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert LEVELS[capability] in _library.library_path().name
+    assert LEVELS[capability] in library.library_path().name
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_the_kit_passes_on_each_instruction_set(capability: str) -> None:
 @pytest.mark.parametrize("name", MISFITS)
 def test_fields_that_do_not_fit_each_other_are_an_error(name: str) -> None:
     key, fields, after = MISFITS[name]
-    function = getattr(_library.library(), key)
+    function = getattr(library.library(), key)
     function = function[after] if isinstance(function, list) else function
     assert len(fields) == len(function.kinds)
     with pytest.raises(fusedops.InvalidInputError, match="shapes that do not fit each other"):
@@ -139,7 +139,7 @@ def test_without_a_library_there_is_no_warning_unless_a_policy_names_the_backend
 
 @pytest.mark.usefixtures("on_cpu", "loads_again")
 def test_a_torch_without_its_thread_pool_exported_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_library, "_TORCH_LIBRARIES", dict.fromkeys(["linux", "darwin", "win32"], "no.so"))
+    monkeypatch.setattr(library, "_TORCH_LIBRARIES", dict.fromkeys(["linux", "darwin", "win32"], "no.so"))
     probe_again()
     cpu = info()
     assert cpu.state == "unavailable"
@@ -148,7 +148,7 @@ def test_a_torch_without_its_thread_pool_exported_is_a_reason(monkeypatch: pytes
 
 @pytest.mark.usefixtures("on_cpu", "loads_again")
 def test_a_library_of_another_header_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_library, "number_of_header", len)
+    monkeypatch.setattr(library, "number_of_header", len)
     probe_again()
     cpu = info()
     assert cpu.state == "unavailable"
@@ -184,9 +184,9 @@ def test_no_other_library_is_needed() -> None:
     libraries = list(Path(fusedops_cpu.__file__).parent.glob("libfusedops_cpu-*.so"))
     if not libraries or sys.platform != "linux":
         pytest.skip("needs libfusedops_cpu on Linux, which an install builds where there is a C++ compiler")
-    for library in libraries:
-        content = library.read_bytes()
+    for path in libraries:
+        content = path.read_bytes()
         assert b"libgomp" not in content
         assert b"libstdc++" not in content
     # 3.3 MiB: attention in tiles is 0.4 of them
-    assert sum(library.stat().st_size for library in libraries) < 14 * 2**18
+    assert sum(path.stat().st_size for path in libraries) < 14 * 2**18

@@ -16,12 +16,12 @@ from torch import Tensor
 import fusedops
 import fusedops_cpu
 from fusedops.ops import OPS
-from fusedops_cpu import _launch
-from fusedops_cpu._calls import prepared, results_of
+from fusedops_cpu.launch import native
+from fusedops_cpu.launch.calls import prepared, results_of
 
 pytestmark = [
     pytest.mark.usefixtures("on_cpu"),
-    pytest.mark.skipif(isinstance(_launch.loaded(), str), reason="needs launchers that remember calls"),
+    pytest.mark.skipif(isinstance(native.loaded(), str), reason="needs launchers that remember calls"),
 ]
 
 KERNELS = fusedops_cpu.fusedops_backend().kernels

@@ -17,8 +17,8 @@ import pytest
 from cpu_values import LEVELS, RUNS, X86
 from repository import ROOT
 
-from fusedops_cpu import _library
-from fusedops_cpu._structs import number_of_header
+from fusedops_cpu.launch import library
+from fusedops_cpu.launch.structs import number_of_header
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,9 +66,9 @@ __attribute__((constructor)) static void loaded() { std::fclose(std::fopen(std::
 def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return an environment in which the package has the library of a capability, built with sanitizers."""
     sanitizers, capability = request.param
-    folder, original = tmp_path_factory.mktemp("sanitized"), Path(_library.__file__).parent
+    folder, original = tmp_path_factory.mktemp("sanitized"), Path(library.__file__).parents[1]
     shutil.copytree(original, folder / "fusedops_cpu", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    name = f"libfusedops_cpu-{LEVELS[capability]}.so" if X86 else _library.library_path().name
+    name = f"libfusedops_cpu-{LEVELS[capability]}.so" if X86 else library.library_path().name
     march = [f"-march={LEVELS[capability]}"] if X86 else []
     planted = folder / "planted.cpp"
     planted.write_text(_PLANTED)
@@ -113,8 +113,8 @@ def report(environment: dict[str, str], *arguments: str) -> str:
 
 _LIBRARY = """
 import ctypes, json, sys, torch
-from fusedops_cpu import _library
-library = ctypes.CDLL(str(_library.library().path))
+from fusedops_cpu.launch import library
+library = ctypes.CDLL(str(library.library().path))
 """
 _READ = f"""{_LIBRARY}
 x = torch.zeros(1000)

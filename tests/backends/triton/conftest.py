@@ -40,12 +40,12 @@ def compiled(request: pytest.FixtureRequest, compilations: ForkServer) -> dict[s
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sum in several parts of several steps each over some 50 rows, as long tensors do."""
-    from fusedops_triton import _launch, _settings
+    from fusedops_triton.launch import launcher, settings
 
-    _launch.clear_layout_caches()
-    monkeypatch.setattr(_settings, "MAX_ROWS", 4)
+    launcher.clear_layout_caches()
+    monkeypatch.setattr(settings, "MAX_ROWS", 4)
     yield
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from triton_cases import seed_of
 import fusedops
 from fusedops_triton._jit import _bias
 from fusedops_triton._jit._bias import locate, unit
-from fusedops_triton._settings import share_columns, tile
 from fusedops_triton.bias._bias_dropout import dropout_backward
 from fusedops_triton.bias._bias_gelu import gelu_backward
+from fusedops_triton.launch.settings import share_columns, tile
 
 
 def test_every_shape_of_bias_is_found() -> None:

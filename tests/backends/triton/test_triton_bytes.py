@@ -18,9 +18,9 @@ from triton_cases import needs_loops
 from triton_traffic import Traffic, total
 
 from fusedops.testing import OPS
-from fusedops_triton import _launch, _settings
 from fusedops_triton.bias._bias_dropout import dropout_backward, dropout_forward
 from fusedops_triton.bias._bias_gelu import gelu_backward, gelu_forward
+from fusedops_triton.launch import launcher, settings
 from fusedops_triton.norms import _norm_settings
 from fusedops_triton.norms._norm import norm_forward
 from fusedops_triton.norms._norm_backward import norm_backward
@@ -167,11 +167,11 @@ def test_forward_with_a_bias_moves_the_fewest_bytes(
 def test_backward_with_a_bias_moves_hardly_more(
     op: str, dtype: torch.dtype, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_settings, "chip", _settings.chip._replace(processors=1))  # as if x were larger
-    _launch.clear_layout_caches()
+    monkeypatch.setattr(settings, "chip", settings.chip._replace(processors=1))  # as if x were larger
+    launcher.clear_layout_caches()
     x, bias, seed = torch.randn(256, 64).to(dtype), torch.randn(64).to(dtype), torch.tensor([3])
     fewest = run_backward(op, x, bias, seed)
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
     again = traffic.asked(bias) - traffic.distinct(bias)
     assert fewest < total(traffic) - again < 1.05 * fewest
     # what is more is 4 rows of sums, written and read
@@ -221,8 +221,8 @@ def test_a_norm_moves_the_fewest_bytes(
     name: str, dtype: torch.dtype, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_norm_settings, "NORM_PART_ROWS", 256)  # as if x were larger
-    monkeypatch.setattr(_settings, "chip", _settings.chip._replace(processors=64))
-    _launch.clear_layout_caches()
+    monkeypatch.setattr(settings, "chip", settings.chip._replace(processors=64))
+    launcher.clear_layout_caches()
     x, centered = torch.randn(256, 200).to(dtype), name.endswith("layer_norm")
     tensors, forward, backward = norm_call(name, x)
     weight, bias, residual = tensors["weight"], tensors["bias"], tensors["residual"]
@@ -234,7 +234,7 @@ def test_a_norm_moves_the_fewest_bytes(
     before, asked = total(traffic), traffic.asked(weight)
     dtypes = (dtype,) if residual is None else (dtype, None)  # autograd gives it to both
     norm_backward(x.clone(), residual, x if s is None else s, mean, rstd, weight, 0.0, dtypes, (weight, bias))
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
     again = traffic.asked(weight) - asked - weight.nbytes
     assert backward + values <= total(traffic) - before - again <= backward + values + 200 * 4 * 16
 

@@ -13,9 +13,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_cases import needs_loops
 
 import fusedops
-from fusedops_triton import _launch, _settings
 from fusedops_triton.convolution._causal_conv import conv_steps, conv_tile
 from fusedops_triton.convolution._causal_conv_octets import takes_octets
+from fusedops_triton.launch import launcher, settings
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 BOUNDS = torch.tensor([1, 30, 30, 31, 66], dtype=torch.int32)
@@ -93,17 +93,17 @@ def test_eight_positions_at_a_time(
     """Rows of one program, and of several; backward, where few programs fill the processors, of several turns of one,
     the last of which is cut. It has sixteen positions at a time, which 2056 are not.
     """
-    monkeypatch.setattr(_settings, "chip", _settings.chip._replace(processors=processors))
+    monkeypatch.setattr(settings, "chip", settings.chip._replace(processors=processors))
     steps, x = (3 * positions, positions) * 2, torch.empty(2, 3, positions, dtype=dtype)
     assert takes_octets(x, width, steps)
     assert takes_octets(x, width, steps, 16) == (positions != 2056)
     call = call_of((2, 3, positions), width, False, dtype, weight)
     del call["initial_state"]
-    _launch.clear_layout_caches()  # launches depend on the processors
+    launcher.clear_layout_caches()  # launches depend on the processors
     try:
         check({**call, "return_state": False})
     finally:
-        _launch.clear_layout_caches()
+        launcher.clear_layout_caches()
 
 
 @needs_loops

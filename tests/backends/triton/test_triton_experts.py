@@ -13,8 +13,8 @@ from triton_cases import needs_loops
 
 import fusedops
 from fusedops.ops.experts.formulas import experts_of, order_of
-from fusedops_triton import _launch
 from fusedops_triton.experts import _expert_rows, _grouped
+from fusedops_triton.launch import launcher
 
 pytestmark = needs_loops
 
@@ -89,8 +89,8 @@ def test_few_tokens_without_gradients(tokens: int, experts: int, same: bool, opt
     wide = {name: each if name == "index" else each.double() for name, each in call.items()}
     launched: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        run = _launch.Launch.__call__
-        patch.setattr(_launch.Launch, "__call__", lambda self, *a: launched.append(str(self.kernel)) or run(self, *a))
+        run = launcher.Launch.__call__
+        patch.setattr(launcher.Launch, "__call__", lambda self, *a: launched.append(str(self.kernel)) or run(self, *a))
         got = fusedops.experts(**call, **options, backend="triton")
     want = fusedops.experts(**wide, **options, backend="eager")
     torch.testing.assert_close(got.double(), want, rtol=4e-3, atol=4e-3)

@@ -17,7 +17,7 @@ from repository import ROOT
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from fusedops_triton import _launch
+from fusedops_triton.launch import launcher
 from fusedops_triton.softmax import _softmax
 
 pytestmark = pytest.mark.slow  # Triton's compiler
@@ -30,7 +30,7 @@ import json
 import torch
 import triton_launches as made
 from triton import knobs
-from fusedops_triton._launch import fast_path
+from fusedops_triton.launch.launcher import fast_path
 
 def ways(call):
     with made.recorded() as launches, made.counted() as through:
@@ -51,8 +51,8 @@ def test_a_short_launch_is_the_launch_that_triton_makes(target: str, program: Ca
     code = """
 from triton.backends.compiler import GPUTarget
 made.driver.get_current_target = lambda: GPUTarget("hip", "gfx942", 64)
-from fusedops_triton import _settings
-_settings.chip = _settings.CHIPS["gfx942"]  # as with a torch for ROCm
+from fusedops_triton.launch import settings
+settings.chip = settings.CHIPS["gfx942"]  # as with a torch for ROCm
 """ * (target == "hip")
     found = program(PRETEND + code + "print(json.dumps(made.compare(2000, 1)))")
     assert found["differ"] == []
@@ -300,7 +300,7 @@ print(json.dumps([ways(softmax), ways(softmax)]))
 
 
 def test_the_interpreter_is_plain_triton(log_of: Callable[..., list[logging.LogRecord]]) -> None:
-    _launch.fast_path.cache_clear()
+    launcher.fast_path.cache_clear()
     log = log_of("fusedops.triton", logging.DEBUG)
     for _ in range(2):
         _softmax.softmax_forward(torch.randn(2, 5), None, 1.0, False)

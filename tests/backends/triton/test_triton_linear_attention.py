@@ -18,8 +18,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_cases import needs_loops
 
 import fusedops
-from fusedops_triton import _launch, _settings
-from fusedops_triton._chips import CHIPS
+from fusedops_triton.launch import launcher, settings
+from fusedops_triton.launch.chips import CHIPS
 from fusedops_triton.linear_attention import (
     _linear_attention,
     _linear_attention_backward,
@@ -77,12 +77,12 @@ def version(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, tuple[in
     """Pretend that there is a chip, with a version of Triton."""
 
     def pretend(target: str, triton: tuple[int, int]) -> None:
-        monkeypatch.setattr(_settings, "chip", CHIPS[target])
+        monkeypatch.setattr(settings, "chip", CHIPS[target])
         monkeypatch.setattr(_linear_attention_parts, "TRITON", triton)
-        _launch.clear_layout_caches()
+        launcher.clear_layout_caches()
 
     yield pretend
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
 
 
 def constants_of(sizes: _linear_attention_parts.Sizes) -> dict[str, dict[str, Any]]:

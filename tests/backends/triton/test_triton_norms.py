@@ -18,7 +18,7 @@ from triton_cases import needs_loops
 
 import fusedops
 from fusedops.testing import OPS
-from fusedops_triton import _launch, _settings
+from fusedops_triton.launch import launcher, settings
 from fusedops_triton.norms import _norm_backward, _norm_settings
 
 # NaN and infinity are wanted in some tests: the GPU does not warn of them, NumPy does
@@ -35,9 +35,9 @@ def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         for limit in ("NORM_FORWARD_ON_CHIP", "NORM_BACKWARD_ON_CHIP"):
             monkeypatch.setattr(_norm_settings, limit, dict.fromkeys((2, 4), 0))
         monkeypatch.setattr(_norm_settings, "LONG_TILE", dict.fromkeys((2, 4), 32))
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
     yield request.param
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
 
 
 def call_of(name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = (F32,) * 3) -> dict[str, Any]:
@@ -61,13 +61,13 @@ def check(name: str, call: dict[str, Any]) -> tuple[Tensor, ...]:
 @needs_loops
 @pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm"])
 def test_the_rows_of_a_b200_each_read_the_weight(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_settings, "chip", _settings.CHIPS["sm_100"])
-    _launch.clear_layout_caches()
+    monkeypatch.setattr(settings, "chip", settings.CHIPS["sm_100"])
+    launcher.clear_layout_caches()
     setting = _norm_settings.norm_sums(48, 5000, 2, True, False)
     assert not setting.held
     assert setting.steps > 1
     check(name, call_of(name, (48, 5000), (BF16,) * 3))
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def gradients(setting: _norm_settings.NormSums, n_rows: int, monkeypatch: pytest
     call = call_of("layer_norm", (n_rows, 30), (BF16, BF16, BF16))
     leaves = [value.requires_grad_() for value in call.values()]
     monkeypatch.setattr(_norm_backward, "norm_sums", lambda *_: setting)
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
     y = OPS["layer_norm"].function(**call, backend="triton")
     found = torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype))
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
     return found
 
 
@@ -158,8 +158,8 @@ def test_the_mean_of_a_long_row_is_exact_far_from_zero(monkeypatch: pytest.Monke
     """A sum of squares less the square of the sum would lose every digit of the variance."""
     monkeypatch.setattr(_norm_settings, "NORM_FORWARD_ON_CHIP", dict.fromkeys((2, 4), 0))
     monkeypatch.setattr(_norm_settings, "LONG_TILE", dict.fromkeys((2, 4), 32))
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
     x = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)) + 10_000
     y = OPS["layer_norm"].function(x, backend="triton")
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
     torch.testing.assert_close(y, torch.nn.functional.layer_norm(x.double(), (300,)).float(), rtol=1e-3, atol=2e-3)

@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_traffic import Traffic, total
 
 from fusedops.testing import OPS
-from fusedops_triton import _launch, _settings
+from fusedops_triton.launch import launcher, settings
 from fusedops_triton.rotary._rotary import rotate
 
 
@@ -52,23 +52,23 @@ def test_cos_is_asked_for_once_for_several_heads(traffic: Traffic, monkeypatch: 
     assert distinct == 2 * 3 * cos.nbytes
     assert traffic.asked(cos) == 2 * 8 * cos.nbytes
     monkeypatch.setattr("fusedops_triton.rotary._rotary.ROTARY_HEADS", 1)
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
     before = len(programs)
     rotate(q, k, cos, sin, False, -2)
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
     assert len(traffic.of(cos, "loads")) > before
-    assert _settings.ROTARY_HEADS == 4
+    assert settings.ROTARY_HEADS == 4
 
 
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
-    run = _launch.Launch.__call__
+    run = launcher.Launch.__call__
 
     def spy(self: Any, *args: Any) -> Any:
         seen.append(self)
         return run(self, *args)
 
-    monkeypatch.setattr(_launch.Launch, "__call__", spy)
+    monkeypatch.setattr(launcher.Launch, "__call__", spy)
     return seen
 
 

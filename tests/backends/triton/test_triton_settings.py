@@ -13,7 +13,7 @@ if not (ROOT / "benchmarks").exists():
 
 import fusedops
 from benchmarks import settings
-from fusedops_triton import _settings
+from fusedops_triton.launch import settings as launch_settings
 from fusedops_triton.norms import _norm, _norm_settings
 
 
@@ -42,7 +42,7 @@ def test_a_setting_changes_the_launch_and_not_the_result(monkeypatch: pytest.Mon
         assert set(changed) == {"norm_plan"}
         default = _norm._forward_launch(8, 64, False, x.dtype, False, False)
     assert other.warps == 2 * default.warps == 2 * _norm_settings.norm_plan(64, 4, 1).warps
-    monkeypatch.setattr(_settings, "SHORT_ROWS", 4)
-    assert settings.varied_setting(_settings.Plan(4, 64, 1, True), "rows", 2.0).rows == 4
+    monkeypatch.setattr(launch_settings, "SHORT_ROWS", 4)
+    assert settings.varied_setting(launch_settings.Plan(4, 64, 1, True), "rows", 2.0).rows == 4
     limited = _norm_settings.NormSums(1, 64, 1, True, 1, registers=64)
     assert settings.varied_setting(limited, "registers", None).registers is None

@@ -20,8 +20,8 @@ from triton_cases import needs_loops
 
 import fusedops
 from fusedops.testing import OPS
-from fusedops_triton import _launch, _settings
-from fusedops_triton._settings import plan
+from fusedops_triton.launch import launcher, settings
+from fusedops_triton.launch.settings import plan
 from fusedops_triton.softmax._softmax import softmax_backward, softmax_forward
 
 OP = OPS["scaled_masked_softmax"]
@@ -49,11 +49,11 @@ def some_mask(*shape: int) -> Tensor:
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Limits of 16 instead of 32768, blocks of 32 and 16: the kernels cannot tell, and the interpreter is slow."""
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
     for name, width in {"FORWARD_ON_CHIP": 16, "BACKWARD_ON_CHIP": 16, "LONG_TILE": 32}.items():
-        monkeypatch.setattr(_settings, name, dict.fromkeys((2, 4), width))
+        monkeypatch.setattr(settings, name, dict.fromkeys((2, 4), width))
     yield
-    _launch.clear_layout_caches()
+    launcher.clear_layout_caches()
 
 
 @needs_loops

@@ -13,8 +13,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_traffic import Traffic, total
 
 from fusedops.testing import OPS
-from fusedops_triton import _settings
-from fusedops_triton._settings import PACKED_ON_CHIP, packed_plan
+from fusedops_triton.launch import settings
+from fusedops_triton.launch.settings import PACKED_ON_CHIP, packed_plan
 from fusedops_triton.softmax import _softmax
 from fusedops_triton.softmax._softmax import softmax_backward, softmax_forward
 
@@ -130,6 +130,6 @@ def test_the_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts(1, 16384, 16392, 32768, 40000, 65536, 65544, 20001) == [None, 9, 16, 10, 16, None, None]
     assert parts(2, 8192, 8200, 16384, 20000, 32768, 32776) == [None, 5, 8, 5, 8, None]
     assert packed_plan(40000, 4, 1) is packed_plan(20000, 4, 2) is None
-    monkeypatch.setattr(_settings, "chip", _settings.CHIPS["sm_100"])
+    monkeypatch.setattr(settings, "chip", settings.CHIPS["sm_100"])
     assert parts(1, 8192, 8200, 16384) == [None, 9, 16]
     assert parts(2, 4096, 4104, 8192) == [None, 5, 8]

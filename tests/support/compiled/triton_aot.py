@@ -105,7 +105,7 @@ class Recorder:
 
 def compile_launch(launch: Launch, target: str, aligned: bool = True, counted: bool = False) -> dict[str, Any]:
     """Compile, and read the facts off the assembly."""
-    options = {name: value for name, value in launch.options.items() if aligned or name != "maxnreg"}  # as _launch.py
+    options = {name: value for name, value in launch.options.items() if aligned or name != "maxnreg"}  # as launcher.py
     source = launch.source(aligned)
     compiled = triton.compile(source, target=TARGETS[target], options=options)
     facts: dict[str, Any] = {"kernel": launch.kernel.__name__, "warps": launch.options["num_warps"]}
@@ -120,14 +120,14 @@ def compile_launch(launch: Launch, target: str, aligned: bool = True, counted: b
 
 def softmax_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of softmax for a case: op, shape, dtype, target, and maybe mask (a shape), causal, on_chip."""
-    from fusedops_triton import _launch, _settings
+    from fusedops_triton.launch import launcher, settings
     from fusedops_triton.softmax import _softmax
 
-    _settings.chip = _settings.CHIPS[case["target"]]
+    settings.chip = settings.CHIPS[case["target"]]
     if "on_chip" in case:
-        limits = _settings.FORWARD_ON_CHIP if case["op"] == "forward" else _settings.BACKWARD_ON_CHIP
+        limits = settings.FORWARD_ON_CHIP if case["op"] == "forward" else settings.BACKWARD_ON_CHIP
         limits.update(dict.fromkeys(limits, case["on_chip"]))
-    _launch.clear_layout_caches()  # launches depend on both
+    launcher.clear_layout_caches()  # launches depend on both
     x = torch.empty(case["shape"], dtype=getattr(torch, case["dtype"]), device="meta")
     causal = case.get("causal", False)
     with Recorder() as launches:
@@ -143,12 +143,12 @@ def softmax_launch(case: dict[str, Any]) -> Launch:
 
 def bias_launch(case: dict[str, Any]) -> Launch:
     """Return an op's first launch. op: a key of ``calls``; shape, dtype, target, and maybe bias (a shape)."""
-    from fusedops_triton import _launch, _settings
     from fusedops_triton._jit import _bias
     from fusedops_triton.bias import _bias_dropout, _bias_gelu
+    from fusedops_triton.launch import launcher, settings
 
-    _settings.chip = _settings.CHIPS[case["target"]]
-    _launch.clear_layout_caches()  # launches depend on it
+    settings.chip = settings.CHIPS[case["target"]]
+    launcher.clear_layout_caches()  # launches depend on it
     dtype, form = getattr(torch, case["dtype"]), case.get("approximate", "tanh")
     x = torch.empty(case["shape"], dtype=dtype, device="meta")
     bias_shape = case.get("bias", case["shape"][-1:])
@@ -175,15 +175,15 @@ def norm_launch(case: dict[str, Any]) -> Launch:
     """Return a norm's first launch. op: a norm, or "<norm> backward"; shape, dtype, target, and maybe weight (a dtype),
     on_chip, sums (False: the gradients of the rows alone), launch (another one, by position).
     """
-    from fusedops_triton import _launch, _settings
+    from fusedops_triton.launch import launcher, settings
     from fusedops_triton.norms import _norm, _norm_backward, _norm_settings
 
-    _settings.chip = _settings.CHIPS[case["target"]]
+    settings.chip = settings.CHIPS[case["target"]]
     name, _, direction = case["op"].partition(" ")
     if "on_chip" in case:
         limits = _norm_settings.NORM_BACKWARD_ON_CHIP if direction else _norm_settings.NORM_FORWARD_ON_CHIP
         limits.update(dict.fromkeys(limits, case["on_chip"]))
-    _launch.clear_layout_caches()  # launches depend on both
+    launcher.clear_layout_caches()  # launches depend on both
     dtype = getattr(torch, case["dtype"])
     x = torch.empty(case["shape"], dtype=dtype, device="meta")
     weight = torch.empty(case["shape"][-1:], dtype=getattr(torch, case.get("weight", case["dtype"])), device="meta")
@@ -207,11 +207,11 @@ def gated_norm_launch(case: dict[str, Any]) -> Launch:
     """Return the first launch of gated_rms_norm, or of its backward. op: it, or with " backward"; shape, dtype, target,
     and maybe gate_first, sigmoid, groups, sums (False: the gradients of x and gate alone).
     """
-    from fusedops_triton import _launch, _settings
+    from fusedops_triton.launch import launcher, settings
     from fusedops_triton.norms import _gated_norm
 
-    _settings.chip = _settings.CHIPS[case["target"]]
-    _launch.clear_layout_caches()  # launches depend on it
+    settings.chip = settings.CHIPS[case["target"]]
+    launcher.clear_layout_caches()  # launches depend on it
     x = torch.empty(case["shape"], dtype=getattr(torch, case["dtype"]), device="meta")
     weight, groups = x.new_empty(case["shape"][-1:]), case.get("groups", 1)
     options = _gated_norm.GatedNorm(case.get("gate_first", False), not case.get("sigmoid"), groups, 0.0)
@@ -230,11 +230,11 @@ def gated_norm_launch(case: dict[str, Any]) -> Launch:
 
 def merge_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of merge_attention, or of its backward. op: it, or with " backward"; shape, dtype, target."""
-    from fusedops_triton import _launch, _settings
     from fusedops_triton.attention import _merge
+    from fusedops_triton.launch import launcher, settings
 
-    _settings.chip = _settings.CHIPS[case["target"]]
-    _launch.clear_layout_caches()  # launches depend on it
+    settings.chip = settings.CHIPS[case["target"]]
+    launcher.clear_layout_caches()  # launches depend on it
     out = torch.empty(case["shape"], dtype=getattr(torch, case["dtype"]), device="meta").transpose(1, 2)
     lse = torch.empty(out.shape[:-1], dtype=torch.promote_types(out.dtype, torch.float32), device="meta")
     with Recorder() as launches:
@@ -249,11 +249,11 @@ def merge_launch(case: dict[str, Any]) -> Launch:
 
 def modern_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of an op without a bias: a key of ``calls``; shape of the output, dtype, target."""
-    from fusedops_triton import _launch, _settings
     from fusedops_triton.gated import _gated
+    from fusedops_triton.launch import launcher, settings
 
-    _settings.chip = _settings.CHIPS[case["target"]]
-    _launch.clear_layout_caches()  # launches depend on it
+    settings.chip = settings.CHIPS[case["target"]]
+    launcher.clear_layout_caches()  # launches depend on it
     *lead, width = case["shape"]
 
     def empty(*shape: int) -> torch.Tensor:
@@ -280,11 +280,11 @@ def rotary_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of rotary_embedding. op: it, or with " backward"; q, maybe k and cos (shapes), dtype, angles
     (the dtype of cos), target, and maybe interleaved and seq_dim.
     """
-    from fusedops_triton import _launch, _settings
+    from fusedops_triton.launch import launcher, settings
     from fusedops_triton.rotary import _rotary
 
-    _settings.chip = _settings.CHIPS[case["target"]]
-    _launch.clear_layout_caches()  # launches depend on it
+    settings.chip = settings.CHIPS[case["target"]]
+    launcher.clear_layout_caches()  # launches depend on it
     q = torch.empty(case["q"], dtype=getattr(torch, case["dtype"]), device="meta")
     k = torch.empty(case["k"], dtype=q.dtype, device="meta") if case.get("k") else None
     cos = torch.empty(case["cos"], dtype=getattr(torch, case.get("angles", case["dtype"])), device="meta")
@@ -301,11 +301,11 @@ def classes_launch(case: dict[str, Any]) -> Launch:
     bias, options (False: neither smoothing nor z-loss nor softcap).
     """
     from fusedops.ops.losses.formulas import LossOptions
-    from fusedops_triton import _launch, _settings
+    from fusedops_triton.launch import launcher, settings
     from fusedops_triton.losses import _linear_cross_entropy
 
-    _settings.chip = _settings.CHIPS[case["target"]]
-    _launch.clear_layout_caches()  # launches depend on it
+    settings.chip = settings.CHIPS[case["target"]]
+    launcher.clear_layout_caches()  # launches depend on it
     (rows, classes), dtype = case["shape"], getattr(torch, case["dtype"])
     wide, padded = torch.promote_types(dtype, torch.float32), -(-classes // 16) * 16
     logits = torch.empty((rows, padded), dtype=dtype, device="meta")[:, :classes]
@@ -334,11 +334,11 @@ def loss_launch(case: dict[str, Any]) -> Launch:
     maybe options (True: smoothing and softcap), padded (the columns of the memory that the logits are cut out of).
     """
     from fusedops.ops.losses.formulas import LossOptions
-    from fusedops_triton import _launch, _settings
+    from fusedops_triton.launch import launcher, settings
     from fusedops_triton.losses import _cross_entropy
 
-    _settings.chip = _settings.CHIPS[case["target"]]
-    _launch.clear_layout_caches()  # launches depend on it
+    settings.chip = settings.CHIPS[case["target"]]
+    launcher.clear_layout_caches()  # launches depend on it
     *lead, width = case["shape"]
     dtype = getattr(torch, case["dtype"])
     logits = torch.empty((*lead, case.get("padded", width)), dtype=dtype, device="meta")[..., :width]
@@ -361,11 +361,11 @@ def routing_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of top_k_routing. op: "top_k_routing" or "top_k_routing backward"; shape, dtype, target, k, and
     maybe score, bias, groups, top_groups, given.
     """
-    from fusedops_triton import _launch, _settings
+    from fusedops_triton.launch import launcher, settings
     from fusedops_triton.routing import _routing
 
-    _settings.chip = _settings.CHIPS[case["target"]]
-    _launch.clear_layout_caches()  # launches depend on it
+    settings.chip = settings.CHIPS[case["target"]]
+    launcher.clear_layout_caches()  # launches depend on it
     logits = torch.empty(case["shape"], dtype=getattr(torch, case["dtype"]), device="meta")
     chosen = torch.empty((*case["shape"][:-1], case["k"]), dtype=torch.int64, device="meta")
     score = case.get("score", "softmax")
@@ -385,11 +385,11 @@ def routing_launch(case: dict[str, Any]) -> Launch:
 def sample_launch(case: dict[str, Any]) -> Launch:
     """Return the launch of sample. shape, dtype, target, and maybe filters, mask, log_prob."""
     from fusedops.ops.sampling.arguments import SampleArgs
-    from fusedops_triton import _launch, _settings
+    from fusedops_triton.launch import launcher, settings
     from fusedops_triton.sampling import _sample
 
-    _settings.chip = _settings.CHIPS[case["target"]]
-    _launch.clear_layout_caches()  # launches depend on it
+    settings.chip = settings.CHIPS[case["target"]]
+    launcher.clear_layout_caches()  # launches depend on it
     logits = torch.empty(case["shape"], dtype=getattr(torch, case["dtype"]), device="meta")
     number, integer = (logits.new_empty(case["shape"][:-1], dtype=each) for each in (torch.float32, torch.int64))
     filters = (number, integer, number, number) if case.get("filters") else (None,) * 4
@@ -402,10 +402,10 @@ def sample_launch(case: dict[str, Any]) -> Launch:
 
 def recorded_launch(case: dict[str, Any], launch: Callable[[dict[str, Any]], None]) -> Launch:
     """Return a launch of a function that makes those of a case: the first one, or number ``launch`` of the case."""
-    from fusedops_triton import _launch, _settings
+    from fusedops_triton.launch import launcher, settings
 
-    _settings.chip = _settings.CHIPS[case["target"]]
-    _launch.clear_layout_caches()  # launches depend on it
+    settings.chip = settings.CHIPS[case["target"]]
+    launcher.clear_layout_caches()  # launches depend on it
     with Recorder() as launches:
         launch(case)
     for each in launches:

@@ -21,10 +21,10 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.launch import StubDriver
 from fusedops.ops.losses.formulas import LossOptions
-from fusedops_triton import _launch
 from fusedops_triton._jit._bias import add_sums
 from fusedops_triton.bias._bias_dropout import dropout_backward, dropout_forward
 from fusedops_triton.bias._bias_gelu import gelu_backward, gelu_forward
+from fusedops_triton.launch import launcher
 from fusedops_triton.losses._cross_entropy import cross_entropy_forward
 from fusedops_triton.softmax._softmax import softmax_backward, softmax_forward
 
@@ -62,9 +62,9 @@ def recorded() -> Iterator[list[tuple[Any, ...]]]:
 @contextmanager
 def through_triton() -> Iterator[None]:
     """Each launch by ``kernel[grid](...)``."""
-    way, _launch.fast_path = _launch.fast_path, lambda kernel_type: None
+    way, launcher.fast_path = launcher.fast_path, lambda kernel_type: None
     yield
-    _launch.fast_path = way
+    launcher.fast_path = way
 
 
 @contextmanager

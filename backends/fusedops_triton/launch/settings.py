@@ -1,7 +1,7 @@
 """Launch settings: the rows, columns and warps of a program, by row width, element size and chip.
 
 Those of norms and losses are in files of their own (``_norm_settings.py``, ``_loss_settings.py``). They follow from the
-resources of the chips (``_chips.py``): registers, threads, processors, 16-byte accesses, bytes in flight. The tests
+resources of the chips (``chips.py``): registers, threads, processors, 16-byte accesses, bytes in flight. The tests
 compile the kernels for sm_80, sm_90, sm_100 and gfx942 and check that they fit (test_triton_compile.py: no
 register spills). Unless a comment gives a measurement, it was not measured that a setting is the fastest one that fits.
 ``python -m benchmarks.settings`` measures the settings beside them on a GPU.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fusedops_triton._chips import CHIPS, this_target
+from fusedops_triton.launch.chips import CHIPS, this_target
 
 
 def power_of_two(n: int) -> int:

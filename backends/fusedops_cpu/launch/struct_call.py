@@ -48,7 +48,7 @@ def library_function(function: Any, kinds: bytes, failure: Callable[[int], Excep
 
     Args:
         function: of a library loaded by ctypes; it takes the address of a struct and returns a status, 0 for success.
-        kinds: a character for each field, see :func:`fusedops_cpu._structs.kinds_of_functions`.
+        kinds: a character for each field, see :func:`fusedops_cpu.launch.structs.kinds_of_functions`.
         failure: returns the exception to raise for another status.
     """
     function.argtypes = [ctypes.c_char_p]

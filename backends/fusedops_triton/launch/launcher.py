@@ -27,7 +27,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from fusedops import FusedOpsError
-from fusedops_triton import _settings
+from fusedops_triton.launch import settings
 
 #: Versions of Triton whose JITFunction.run was read. They do not differ in the parts that are used here.
 READ_VERSIONS = ("3.6", "3.7", "3.8", "3.9")
@@ -176,7 +176,7 @@ class Launch:
 
     def _launch_with_triton(self, args: tuple[Any, ...]) -> Any:
         options = {**self.constants, "num_warps": self.warps, "enable_fp_fusion": self.fuses}
-        chip = _settings.chip
+        chip = settings.chip
         # a program of the most threads has this limit anyway; of narrow accesses there are more addresses than it holds
         fits = self.warps * chip.lanes < chip.threads and _are_aligned(args)
         if self.registers is not None and chip.nvidia and fits:
@@ -208,7 +208,7 @@ def _are_aligned(args: tuple[Any, ...]) -> bool:
 
 def compiles_ptx(kernel: Any) -> bool:
     """Return True if ``kernel`` is compiled for NVIDIA GPUs: False for AMD GPUs and in the interpreter."""
-    return _settings.chip.nvidia and isinstance(kernel, JITFunction)
+    return settings.chip.nvidia and isinstance(kernel, JITFunction)
 
 
 def _is_capturing() -> bool:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fusedops.errors import InvalidInputError
-from fusedops_cpu._struct_call import LibraryFunction, library_function
-from fusedops_cpu._structs import kinds_of_functions, number_of_header
+from fusedops_cpu.launch.struct_call import LibraryFunction, library_function
+from fusedops_cpu.launch.structs import kinds_of_functions, number_of_header
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 #: As ``src/api.h`` has them.
@@ -45,7 +45,7 @@ class Library:
             ctypes.cast(torch_cpu.torch_parallel_for, ctypes.c_void_p),
             ctypes.cast(torch_cpu.torch_get_num_threads, ctypes.c_void_p),
         )
-        header = (Path(__file__).parent / "src" / "api.h").read_text("utf-8")
+        header = (Path(__file__).parents[1] / "src" / "api.h").read_text("utf-8")
         loaded.fusedops_header.restype = ctypes.c_int64
         if loaded.fusedops_header() != number_of_header(header):
             raise OSError(f"{path.name} was compiled with another src/api.h than the one beside it")
@@ -79,7 +79,7 @@ def library_path() -> Path:
     level = {"amd64": "x86-64", "arm64": "aarch64"}.get(machine, machine.replace("_", "-"))
     if level == "x86-64":
         level = _X86_LEVELS.get(torch.backends.cpu.get_cpu_capability(), "x86-64-v2")
-    return Path(__file__).parent / f"libfusedops_cpu-{level}.{_SUFFIXES.get(sys.platform, 'so')}"
+    return Path(__file__).parents[1] / f"libfusedops_cpu-{level}.{_SUFFIXES.get(sys.platform, 'so')}"
 
 
 @cache

@@ -14,8 +14,8 @@ from typing import Any
 
 import fusedops
 from fusedops.constraints import Constraint
-from fusedops_cpu._launch import remembering
-from fusedops_cpu._struct_call import LibraryCall
+from fusedops_cpu.launch.native import remembering
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 Op = str | Callable[..., Any]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from fusedops_cpu._library import library_path, torch_library
-from fusedops_cpu._struct_call import LibraryCall
 from fusedops_cpu._torch import empty_strided_cpu
+from fusedops_cpu.launch.library import library_path, torch_library
+from fusedops_cpu.launch.struct_call import LibraryCall
 
 # in the order of python.h
 PYTHON = (

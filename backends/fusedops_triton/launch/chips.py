@@ -1,4 +1,4 @@
-"""The chips, as data: what launch settings (``_settings.py``) follow from, and which chip a process has."""
+"""The chips, as data: what launch settings (``settings.py``) follow from, and which chip a process has."""
 
 from __future__ import annotations
 

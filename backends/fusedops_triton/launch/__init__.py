@@ -1,0 +1,1 @@
+"""How a kernel is launched: the chips as data, the settings that follow from them, and launches that are kept."""
