@@ -194,6 +194,16 @@ def test_an_ignored_row_whose_logits_overflow_leaves_the_bounds_of_the_other_row
         assert torch.equal(wide[result], plain[result])
 
 
+@pytest.mark.parametrize("size", [1e18, 1e16])
+def test_a_product_with_a_state_that_may_overflow_leaves_its_result_open(size: float) -> None:
+    """The difference of two products, each near the largest float32: of a row, and a gradient."""
+    q, state = torch.full((1, 1, 1, 2), size), torch.tensor([3e20, -2.9e20]).view(1, 1, 2, 1)
+    op, call = OPS["linear_attention"], {"q": q, "k": q / size, "v": torch.ones(1, 1, 1, 1), "initial_state": state}
+    limits = testing.expected(op, op.bind((), {**call, "scale": 1.0}), grad=torch.full((1, 1, 1, 1), size)).limits
+    for result in ("output out", "gradient of q"):
+        assert bool(limits[result].isinf().all()) == (size == 1e18), result
+
+
 def test_a_logit_whose_error_overflows_leaves_its_row_open() -> None:
     weight = torch.ones(3, 2, dtype=torch.float64)
     weight[0, 0] = torch.finfo(torch.float64).max

@@ -78,6 +78,7 @@ class _Call:
         steps: the states at each position.
         forward: their errors.
         absolute: the error of a product, in proportion to its size.
+        scale: the size of the scale of q.
         open: True for a sequence and value head with a number that is not finite, (B or N, Hv).
         end: the sizes and errors after the last position, (B or N, Hv, Dv).
     """
@@ -103,6 +104,7 @@ class _Call:
         self.absolute = absolute if wide is torch.float64 else max(self.absolute, TOLERANCE[wide].absolute)
         self.unit = torch.finfo(wide).eps / 2
         self.limit = torch.finfo(wide).max / 4
+        self.scale = abs(formulas.scale_of(q, scale))
         self.packed = None if cu_seqlens is None else formulas.packed_of(cu_seqlens, q.shape[1])
         self.open = self._open(q, k, v, decay, beta, initial_state, *grads)
         safe = [None if each is None else _finite(each) for each in given]
@@ -274,8 +276,10 @@ def error_bound(absolute: float, a: LinearAttentionArgs) -> tuple[Tensor, Tensor
     of_state = of_end.unsqueeze(-2).expand(*of_end.shape[:2], a.q.shape[3], a.v.shape[3])
     if not call.forward:
         return a.v.double().new_zeros(a.v.shape), of_state
-    bounds = [call.sizes.q[:, t] * each.error for t, each in enumerate(call.forward)]
-    out = call.opened(torch.stack(bounds, 1))
+    q = call.sizes.q
+    sizes = torch.stack([q[:, t] * each.size for t, each in enumerate(call.forward)], 1)
+    bounds = torch.stack([q[:, t] * each.error for t, each in enumerate(call.forward)], 1)
+    out = call.opened(bounds.masked_fill(~(sizes < call.limit), math.inf))  # a part of the sum may overflow
     group = a.v.shape[2] // max(a.q.shape[2], 1)
     unknown = ~a.q.isfinite().all(-1, keepdim=True).repeat_interleave(max(group, 1), 2)[:, :, : a.v.shape[2]]
     return out.masked_fill(unknown, math.inf), of_state
@@ -309,7 +313,7 @@ def gradient_error_bound(absolute: float, a: LinearAttentionGradArgs) -> tuple[T
         start_bound = torch.where(call.packed.empty[:, None, None], first, before)
     else:
         start_bound = start[:, 0]
-    dq = _of_key_heads(dq * abs(formulas.scale_of(a.q, a.scale)), a.q, a.normalize)
+    dq = _of_key_heads(dq * call.scale, a.q, a.normalize)
     dk = _of_key_heads(dk, a.k, a.normalize)
     ddecay = ddecay if a.decay is None or a.decay.dim() == 3 else ddecay.unsqueeze(-1)
     positions = [call.opened(each) for each in (dq.unsqueeze(-1), dk.unsqueeze(-1), dv, ddecay, dbeta)]
@@ -377,6 +381,8 @@ def _gradients(call: _Call, g: Tensor, end: Tensor) -> list[list[Tensor]]:
             drift = z.factor[:, t] * drift + z.rounding[:, t] * size
             spread = z.factor[:, t].square() * spread
         parts[5].append(drift + spread.sqrt() + absolute * size)
-        overflows.append((torch.maximum(size, most) < call.limit).logical_not().any(-1))
+        products = f.size * grad.abs() * max(1.0, call.scale), size * f.u  # in the gradients of q and k
+        largest = torch.stack([size, most, *products]).amax(0)
+        overflows.append((largest < call.limit).logical_not().any(-1))
     call.open = call.open | call.by_sequence(torch.stack(overflows[::-1], 1))
     return [each[::-1] for each in parts]
