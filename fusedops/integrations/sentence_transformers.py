@@ -12,9 +12,9 @@ from fusedops._policy.use import use
 from fusedops.integrations import transformers
 from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations.transformers._attention.implementation import roots_of
+from fusedops.integrations.transformers._attention.unpadded import OfRows, Pooled, Rows, recognised_unpadded
 from fusedops.integrations.transformers._modules.linear import recognised_linear
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
-from fusedops.integrations.transformers._attention.unpadded import OfRows, Pooled, Rows, recognised_unpadded
 
 __all__ = ["apply"]
 _OP = "varlen_attention"
