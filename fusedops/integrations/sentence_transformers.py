@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch.nn import Module
+from torch.nn import Module, Sequential
 
 from fusedops._policy.use import use
 from fusedops.integrations import transformers
 from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations.transformers._attention.implementation import roots_of
-from fusedops.integrations.transformers._attention.unpadded import OfRows, Pooled, Rows, recognised_unpadded
+from fusedops.integrations.transformers._attention.unpadded import PROMISED, OfRows, Pooled, Rows, recognised_unpadded
 from fusedops.integrations.transformers._modules.linear import recognised_linear
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
 
@@ -67,7 +66,7 @@ def apply(model: Module, *, rows: Rows = "independent") -> Applied:
         notes = [
             f"on {device} in {dtype}, the bits of a sentence may depend on its batch"
             for dtype, device in sorted(floats, key=str)
-            if (dtype, device) != (torch.float32, "cpu")
+            if (dtype, device) != PROMISED
         ]
     return Applied(
         applied.model,
@@ -90,12 +89,17 @@ def _unpadded(model: Module, rows: Rows) -> Iterator[Row]:
 
 
 def _replace_around(model: Any, rows: Rows) -> None:
-    """Replace what pools tokens, and the forward of the whole."""
+    """Replace what pools tokens, and the forward of the whole.
+
+    Of a Sequential, as the models of sentence-transformers are, that of each module: their pools of processes pickle
+    the class of the whole, and Python pickles a class by its name.
+    """
     for module in model.modules():
         if hasattr(module, "_forward_flattened"):  # of sentence-transformers
             replace(module, Pooled(rows))
-    if replacement_of(model) is None:
-        replace(model, OfRows(rows))
+    for module in model.children() if isinstance(model, Sequential) else (model,):
+        if replacement_of(module) is None:
+            replace(module, OfRows(rows))
 
 
 def _heads(model: Module) -> Iterator[Row]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import pickle
+from abc import ABC
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ def batch(model: Any, first: int = 0) -> dict[str, Tensor]:
     ids = torch.randint(4, 60, (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(1))
     mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
     ids = ids.masked_fill(mask == 0, model.config.pad_token_id)
+    ids[0, 5] = model.config.pad_token_id  # which RoBERTa does not count in positions
     return {"input_ids": ids[first:], "attention_mask": mask[first:]}
 
 
@@ -114,7 +117,8 @@ def test_what_is_not_a_padded_batch_runs_as_before() -> None:
     full = {"input_ids": batch(model)["input_ids"][:1]}
     embeddings = {**inputs, "inputs_embeds": model.embeddings.word_embeddings(inputs["input_ids"]).detach()}
     del embeddings["input_ids"]
-    calls: list[dict[str, Any]] = [left, full, embeddings, {**inputs, "output_attentions": True}]
+    nothing = {**inputs, "attention_mask": torch.zeros_like(inputs["attention_mask"])}
+    calls: list[dict[str, Any]] = [left, full, nothing, embeddings, {**inputs, "output_attentions": True}]
     plain = [model(**call).last_hidden_state for call in calls]
     apply(model)
     apply(model, rows="any")  # a batch without padding needs no packing then
@@ -154,6 +158,30 @@ def test_the_bits_of_another_dtype_are_not_promised() -> None:
     assert "on cpu in torch.bfloat16, the bits of a sentence may depend on its batch" in applied.notes
     with pytest.raises(PolicyError, match="rows"):
         apply(model, rows="some")  # pyright: ignore[reportArgumentType]
+
+
+class Whole(ABC, torch.nn.Module):
+    """As some modules of sentence-transformers: Python lays out a class by its first base."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        return self.model(**inputs).pooler_output
+
+
+def test_a_model_that_is_changed_since_has_its_results() -> None:
+    model = Whole(build("BertModel"))
+    inputs = batch(model.model)
+    plain = model(**inputs)
+    applied = apply(model)
+    for changed in (copy.deepcopy(model), model.double()):  # no kernel for float64 has independent rows
+        torch.testing.assert_close(changed(**inputs).float(), plain, rtol=1e-4, atol=2e-6)
+    model.model.set_attn_implementation("eager")  # it adds its mask to the scores
+    torch.testing.assert_close(model(**inputs).float(), plain, rtol=1e-4, atol=2e-6)
+    applied.remove()
+    assert type(model) is Whole
 
 
 SENTENCES = ["a", "how long is it, and for whom?", "an owl", "the river " * 30, "no. " * 9]
@@ -210,6 +238,7 @@ def test_the_models_of_sentence_transformers(made: dict[str, Any]) -> None:
             tokens = model.encode(SENTENCES, output_value="token_embeddings")
             assert tokens[0].shape[1] == results.shape[1]
         assert torch.equal(run(inputs, copy.deepcopy(model)), results)
+        assert pickle.loads(pickle.dumps(type(model))) is type(model)  # for its pools of processes
         applied.remove()
         assert torch.equal(run(inputs), plain)
         assert all("fusedops" not in cls.__module__ for module in model.modules() for cls in type(module).__mro__)

@@ -9,8 +9,9 @@ torch.nn.DataParallel, reads the weights of the original.
 from __future__ import annotations
 
 import inspect
+from abc import ABC
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -64,7 +65,9 @@ class Replaced:
         """Call the replacement; after its removal the module's own forward."""
         settings: Replacement | None = getattr(self, SETTINGS, None)
         if settings is None:
-            return _after_removal(self)(*args, **kwargs)
+            # a wrapper made its class of this one, as FSDP2 does, before the removal; or a library kept the bound
+            # forward, as accelerate's hooks do, and the instance's own `forward` may lead back to here
+            return own_class(cast("Any", self)).forward(self, *args, **kwargs)
         return settings.forward(self, *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -73,12 +76,11 @@ class Replaced:
         return _rebuilt, (self._fusedops_original, self._fusedops_mixin), state
 
 
-def _after_removal(module: Any) -> Any:
-    """Return the module's own forward, for a call of the replacement's forward after its removal."""
-    if isinstance(module, Replaced):  # a wrapper made its class of this one, as FSDP2 does, before the removal
-        return cast("Any", super(Replaced, module)).forward
-    # a library kept the bound forward, as accelerate's hooks do; the instance's own `forward` may lead back to here
-    return MethodType(cast("Any", type(module)).forward, module)
+class _ReplacedABC(ABC, Replaced):
+    """The part for a class whose first base is ABC: Python changes the class of an object only to one with the same."""
+
+    forward = Replaced.forward  # which comes after the module's own, as ABC does
+    __reduce_ex__ = Replaced.__reduce_ex__
 
 
 def _rebuilt(original: type[Module], mixin: type[Replaced]) -> Any:
@@ -100,7 +102,17 @@ def replace(module: Module, replacement: Replacement) -> None:
     """Replace the forward of a module."""
     setattr(module, SETTINGS, replacement)
     if not isinstance(module, Replaced):
-        module.__class__ = _replaced_class(type(module), replacement.mixin)
+        mixin = replacement.mixin
+        if mixin is Replaced and ABC in _first_bases(type(module)):
+            mixin = _ReplacedABC
+        module.__class__ = _replaced_class(type(module), mixin)
+
+
+def _first_bases(cls: type[Any] | None) -> Iterator[type[Any]]:
+    """Yield a class and its bases that have its layout in memory."""
+    while cls is not None:
+        yield cls
+        cls = cls.__base__
 
 
 def replacement_of(module: Module) -> Replacement | None:

@@ -6,8 +6,8 @@ So heads, pooling and the caller's code get what they got before. What a model c
 from __future__ import annotations
 
 import inspect
-from abc import ABC
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -19,10 +19,11 @@ from fusedops._torch import is_traced
 from fusedops.integrations.transformers._attention.functions import ATTENTION
 from fusedops.integrations.transformers._attention.implementation import dropouts_of
 from fusedops.integrations.transformers._attention.packed_mask import PackedMask, Sequences
-from fusedops.integrations.transformers._replacement import Replaced, Replacement, own_class
+from fusedops.integrations.transformers._replacement import Replacement, own_class
 from fusedops.integrations.transformers._trial.twin import Raised, called, is_replaced_elsewhere, near, parameters_of
 
 Rows = Literal["any", "independent"]
+PROMISED = torch.float32, "cpu"  # where a sentence has the same bits in any batch
 _TOKENS = {"input_ids", "attention_mask", "token_type_ids"}
 _FLAGS = {"return_dict", "output_hidden_states", "output_attentions", "use_cache"}
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}  # of a trial; another position gives more than 0.25
@@ -38,7 +39,10 @@ class _Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class OfRows(Replacement):
-    """A module whose own forward, and all that it calls, runs with a policy for rows; "any" changes nothing."""
+    """A module whose own forward, and all that it calls, runs with a policy for rows; "any" changes nothing.
+
+    Another dtype or device than those of the promise runs without: it may have no kernel with independent rows.
+    """
 
     rows: Rows
     op: str = "linear"
@@ -51,7 +55,9 @@ class OfRows(Replacement):
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
-        if self.rows == "any":
+        if self.rows == "any" or any(
+            (each.dtype, each.device.type) != PROMISED for each in islice(module.parameters(), 1)
+        ):
             return self.run(module, *args, **kwargs)
         with use(rows=self.rows):
             return self.run(module, *args, **kwargs)
@@ -63,13 +69,14 @@ class OfRows(Replacement):
 
 @dataclass(frozen=True)
 class Unpadded(OfRows):
-    """A model whose own forward runs on the packed tokens of a batch; ``first_position`` is that of a first token.
+    """A model whose own forward runs on the packed tokens of a batch.
 
-    Another call than one of token ids that are padded on the right, one that asks for the probabilities, and training
-    with dropout in attention run as before.
+    ``padding`` is the id whose tokens are not counted in positions, which then begin at ``padding + 1``, as in RoBERTa;
+    None where positions are columns. Another call than one of token ids that are padded on the right, one that asks for
+    the probabilities, and training with dropout in attention run as before.
     """
 
-    first_position: int = 0
+    padding: int | None = None
     op: str = "varlen_attention"
 
     @property
@@ -82,7 +89,7 @@ class Unpadded(OfRows):
         batch = None if is_traced() else _batch(module, args, kwargs)
         if batch is None or (self.rows == "any" and bool((batch.lengths == batch.tokens["input_ids"].shape[1]).all())):
             return super().run(module, *args, **kwargs)
-        results, _ = packed(module, batch, self.first_position)
+        results, _ = packed(module, batch, self.padding)
         as_dict = batch.options.get("return_dict", module.config.return_dict)
         return results if as_dict else results.to_tuple()
 
@@ -96,6 +103,8 @@ def _batch(module: Any, args: Any, kwargs: Any) -> _Batch | None:
     given = {name: value for name, value in given.items() if value is not None}
     ids, mask = given.get("input_ids"), given.get("attention_mask")
     config = module.config
+    if config._attn_implementation != ATTENTION:  # it was set since; transformers' eager attention adds a boolean mask
+        return None
     if not given.keys() <= _TOKENS | _FLAGS or given.get("output_attentions", config.output_attentions):
         return None
     if not isinstance(ids, Tensor) or ids.dim() != 2 or (module.training and dropouts_of(config)):
@@ -105,12 +114,12 @@ def _batch(module: Any, args: Any, kwargs: Any) -> _Batch | None:
     if any(not isinstance(value, Tensor) or value.shape != ids.shape for value in (mask, *tokens.values())):
         return None
     seen = mask.bool()
-    if bool((seen[:, 1:] & ~seen[:, :-1]).any()):  # padded on the left, or with holes
+    if not seen.any() or bool((seen[:, 1:] & ~seen[:, :-1]).any()):  # padded on the left, with holes, or all of it
         return None
     return _Batch(tokens, seen.sum(1), {name: value for name, value in given.items() if name in _FLAGS})
 
 
-def packed(module: Any, batch: _Batch, first_position: int) -> tuple[Any, PackedMask]:
+def packed(module: Any, batch: _Batch, padding: int | None) -> tuple[Any, PackedMask]:
     """Return a model's results for a padded batch, computed from its tokens alone, and the mask that it got."""
     ids = batch.tokens["input_ids"]
     column = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
@@ -124,7 +133,11 @@ def packed(module: Any, batch: _Batch, first_position: int) -> tuple[Any, Packed
 
     mask = PackedMask(Sequences(bounds, causal=False), (1, 1, count, count), make)
     tokens = {name: value.flatten()[indices][None] for name, value in batch.tokens.items()}
-    positions = column.flatten()[indices][None] + first_position
+    positions = column
+    if padding is not None:
+        counted = ids != padding
+        positions = counted.cumsum(1) * counted + padding
+    positions = positions.flatten()[indices][None]
     options = {**batch.options, "return_dict": True}
     results = own_class(module).forward(module, **tokens, attention_mask=mask, position_ids=positions, **options)
 
@@ -160,25 +173,26 @@ def recognised_unpadded(root: Any, rows: Rows) -> tuple[Module, Unpadded] | str:
             if not {"input_ids", "attention_mask", "position_ids"} <= names or is_replaced_elsewhere(module):
                 continue
             reason = "it does not have the results of padded sentences for packed ones"
-            for first in dict.fromkeys((0, (module.config.pad_token_id or 0) + 1)):
-                if _agrees(module, first):
-                    return module, Unpadded(rows, first_position=first)
+            for padding in (None, module.config.pad_token_id or 0):
+                if _agrees(module, padding):
+                    return module, Unpadded(rows, padding=padding)
     finally:
         for module, mode in modes:
             module.training = mode
     return reason
 
 
-def _agrees(module: Any, first_position: int) -> bool:
+def _agrees(module: Any, padding: int | None) -> bool:
     """Return True where a model has the same results for three sentences packed and padded, without a boolean mask."""
     config, device = module.config, next(module.parameters()).device
     longest = 2 * (getattr(config, "sliding_window", None) or 4)
     lengths = torch.tensor([3, longest, 5], device=device)
     ids = (torch.arange(3 * longest, device=device) * 7 % max(config.vocab_size - 4, 1) + 3).view(3, longest)
     ids = ids + (ids == config.pad_token_id)
+    ids[1, 1] = config.pad_token_id or 0  # positions may follow from it, also where a sentence has it
     seen = torch.arange(longest, device=device) < lengths[:, None]
     expected = called(own_class(module).forward, module, input_ids=ids, attention_mask=seen.long(), return_dict=True)
-    results = called(packed, module, _Batch({"input_ids": ids}, lengths, {}), first_position)
+    results = called(packed, module, _Batch({"input_ids": ids}, lengths, {}), padding)
     if isinstance(expected, Raised) or isinstance(results, Raised):
         return False
     found, mask = results
@@ -195,26 +209,11 @@ def _agrees(module: Any, first_position: int) -> bool:
     )
 
 
-class _PooledPart(ABC, Replaced):
-    """The part of the class of a module that pools. Its class has ABC as its first base, and Python wants the same."""
-
-    __reduce_ex__ = Replaced.__reduce_ex__
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the replacement."""
-        return cast("Any", self._fusedops_replacement).forward(self, *args, **kwargs)
-
-
 class Pooled(OfRows):
     """A module of sentence-transformers that pools tokens: it gets them packed.
 
     Its own sums over packed tokens are in order; those over padded ones depend on how many there are.
     """
-
-    @property
-    def mixin(self) -> type[Replaced]:
-        """Return the class that comes before the module's own."""
-        return _PooledPart
 
     def run(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
