@@ -31,8 +31,9 @@ def apply(model: Module, *, rows: Rows = "independent") -> Applied:
     Args:
         model: a SentenceTransformer, CrossEncoder or SparseEncoder, or an encoder of transformers, with its weights.
         rows: "independent": in float32 on a CPU, a sentence has the same bits alone and in any batch. Linear layers
-            run on the kernel of :func:`fusedops.linear`, also where torch's is faster on this processor; "any": there
-            on torch's, and the bits depend on the batch.
+            run on the kernel of :func:`fusedops.linear`, also where torch's is faster on this processor; a sum that
+            another module computes, over padded tokens or layers, may still depend on the batch. "any": such layers run
+            on torch's kernel, and the bits depend on the batch.
 
     Returns:
         the outcome for each class of modules; ``remove()`` undoes all of it.

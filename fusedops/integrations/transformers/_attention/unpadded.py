@@ -55,9 +55,8 @@ class OfRows(Replacement):
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
-        if self.rows == "any" or any(
-            (each.dtype, each.device.type) != PROMISED for each in islice(module.parameters(), 1)
-        ):
+        floats = (each for each in module.parameters() if each.is_floating_point())
+        if self.rows == "any" or any((each.dtype, each.device.type) != PROMISED for each in islice(floats, 1)):
             return self.run(module, *args, **kwargs)
         with use(rows=self.rows):
             return self.run(module, *args, **kwargs)
