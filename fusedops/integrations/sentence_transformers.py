@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.nn import Module, Sequential
 
 from fusedops._policy.use import use
@@ -82,11 +83,35 @@ def _unpadded(model: Module, rows: Rows) -> Iterator[Row]:
     """Replace the forward of each model of transformers in a module; yield what happened."""
     for root in roots_of(model):
         recognised = recognised_unpadded(root, rows)
+        if not isinstance(recognised, str) and _reads_padding(model, recognised[0]):
+            recognised = "a module behind it, such as a convolution, reads what it computes for padding"
         if isinstance(recognised, str):
             yield Row(own_class(root).__name__, "", 1, recognised, _OP)
         else:
             replace(*recognised)
             yield Row(own_class(recognised[0]).__name__, _OP, 1)
+
+
+def _reads_padding(model: Module, encoder: Any) -> bool:
+    """Return True where the modules behind an encoder give a sentence other results with other numbers in its padding.
+
+    They are those of sentence-transformers, which take and return a dict. Others are not asked.
+    """
+    _, *after = model.children() if isinstance(model, Sequential) else [model]
+    weight = next(encoder.parameters())
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], device=weight.device)
+    numbers = torch.arange(10 * int(encoder.config.hidden_size)).view(2, 5, -1).to(weight).sin()
+    results: list[Any] = []
+    for padding in (0.0, 1.0):
+        features: Any = {"attention_mask": mask, "token_embeddings": numbers.masked_fill(mask[..., None] == 0, padding)}
+        try:
+            with torch.no_grad():
+                for module in after:
+                    features = module(features)
+            results.append(features["sentence_embedding"])
+        except Exception:  # of a foreign module, which may want what the encoder gives besides
+            return False
+    return not torch.allclose(*results, rtol=1e-3, atol=1e-4)
 
 
 def _replace_around(model: Any, rows: Rows) -> None:

@@ -242,3 +242,15 @@ def test_the_models_of_sentence_transformers(made: dict[str, Any]) -> None:
         applied.remove()
         assert torch.equal(run(inputs), plain)
         assert all("fusedops" not in cls.__module__ for module in model.modules() for cls in type(module).__mro__)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="sentence-transformers is not installed")
+def test_an_encoder_whose_padding_is_read_is_left(made: dict[str, Any]) -> None:
+    from sentence_transformers.sentence_transformer.modules import CNN  # pyright: ignore
+
+    transformer, pooling = made["SentenceTransformer"]
+    applied = apply(torch.nn.Sequential(transformer, CNN(24, 24), pooling))
+    assert [row.left for row in applied.rows if row.module == "BertModel"] == [
+        "a module behind it, such as a convolution, reads what it computes for padding"
+    ]
