@@ -1,1 +1,1 @@
-"""How a kernel calls the library: its functions and structs, the library itself, and remembered calls."""
+"""The call of a function of the library: structs, the library itself, and calls that are remembered."""

@@ -1,1 +1,1 @@
-"""How a kernel is launched: the chips as data, the settings that follow from them, and launches that are kept."""
+"""The launch of a kernel: the chips as data, the settings that follow from them, and launches that are kept."""
