@@ -76,7 +76,7 @@ way = fast_path(made.JITFunction)
 def specialize(backend, argument, *flags):
     answer = way.specialize(backend, argument, *flags)
     return {blunt}
-made._launch.fast_path = lambda kernel_type: way._replace(specialize=specialize)
+made.launcher.fast_path = lambda kernel_type: way._replace(specialize=specialize)
 print(json.dumps(made.compare(600, 3)))
 """
     assert program(PRETEND + code)["differ"]
