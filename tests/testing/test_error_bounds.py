@@ -194,6 +194,14 @@ def test_an_ignored_row_whose_logits_overflow_leaves_the_bounds_of_the_other_row
         assert torch.equal(wide[result], plain[result])
 
 
+@pytest.mark.parametrize("scale", [2.0**62, 1.0])
+def test_scores_whose_rounding_is_beyond_exp_leave_the_gradients_open(scale: float) -> None:
+    """A backward has exp(score - lse), with the lse of another kernel."""
+    op, x = OPS["attention"], torch.randn(1, 1, 4, 8, generator=torch.Generator().manual_seed(0))
+    limits = testing.expected(op, op.bind((), {"q": x, "k": x + 1, "v": x, "scale": scale})).limits
+    assert bool(limits["gradient of v"].isinf().all()) == (scale > 1.0)
+
+
 @pytest.mark.parametrize("size", [1e18, 1e16])
 def test_a_product_with_a_state_that_may_overflow_leaves_its_result_open(size: float) -> None:
     """The difference of two products, each near the largest float32: of a row, and a gradient."""
