@@ -78,7 +78,7 @@ finetune: $(VENV)/smollm2  ## fine-tune SmolLM2 on Shakespeare, plain and with f
 preference: $(VENV)/smollm2  ## teach SmolLM2 to prefer answers (DPO), with plain torch and with fusedops
 	$(BIN)/python examples/preference.py $(ARGS)
 
-test: $(VENV)/ready  ## run the tests, except the slow ones (6 minutes on 2 cores)
+test: $(VENV)/ready  ## run the tests, except the slow ones (6 to 8 minutes on 2 cores)
 	$(PYTEST) --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/smollm2  ## run the tests that take more than ten seconds each: real compilers, several processes, many examples

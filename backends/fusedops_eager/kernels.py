@@ -11,7 +11,6 @@ from typing import Any, Literal
 from fusedops import Kernel, kernel, ops
 from fusedops_eager._reference import backward_of, forward_of
 from fusedops_eager._row_order import PLACE, PRODUCTS, SUMS, VECTORS, on_cpu
-from fusedops_eager.linear.linear import rounding_before_bias
 from fusedops_eager.norms._errors import add_layer_norm_overflows, layer_norm_overflows
 
 _Promise = str | dict[str, Literal[True] | str]
@@ -25,7 +24,6 @@ def _both(
     rows: _Promise,
     uses: str = "",
     backward_uses: str = "",
-    forward_error: Callable[..., Any] | None = None,
     backward_error: Callable[..., Any] | None = None,
 ) -> tuple[Kernel, Kernel]:
     """Return the two kernels of an op.
@@ -37,14 +35,13 @@ def _both(
         rows: the promise that rows are independent, or why not.
         uses: the functions of torch that compute a part of forward.
         backward_uses: the functions of torch that compute a part of backward.
-        forward_error: ``extra_error`` of forward.
-        backward_error: the same of backward.
+        backward_error: ``extra_error`` of backward.
     """
 
     def one(direction: Literal["forward", "backward"], named: _Function, uses: str, rows: _Promise) -> Kernel:
         module = named.partition(":")[0] if isinstance(named, str) else "_reference"
         source = f"{uses}fusedops_eager/{module.replace('.', '/')}.py"
-        error = backward_error if direction == "backward" else forward_error
+        error = backward_error if direction == "backward" else None
         declare = kernel(op, direction=direction, source=source, rows_independent=rows, extra_error=error)
         return declare(f"fusedops_eager.{named}" if isinstance(named, str) else named)
 
@@ -92,7 +89,7 @@ KERNELS = (
     ),
     *_formulas(ops.geglu, VECTORS),
     *_both(ops.swiglu, "gated._gated:swiglu_forward", backward_of("swiglu"), VECTORS),
-    *_both(ops.linear, "linear.linear:linear", backward_of("linear"), PRODUCTS, forward_error=rounding_before_bias),
+    *_both(ops.linear, "linear.linear:linear", backward_of("linear"), PRODUCTS),
     *_both(
         ops.linear_attention,
         "linear_attention._linear_attention:linear_attention",

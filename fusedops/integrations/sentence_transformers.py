@@ -12,9 +12,17 @@ from fusedops._policy.use import use
 from fusedops.integrations import transformers
 from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations.transformers._attention.implementation import roots_of
-from fusedops.integrations.transformers._attention.unpadded import PROMISED, OfRows, Pooled, Rows, recognised_unpadded
+from fusedops.integrations.transformers._attention.unpadded import (
+    PROMISED,
+    OfRows,
+    Pooled,
+    Rows,
+    in_evaluation,
+    recognised_unpadded,
+)
 from fusedops.integrations.transformers._modules.linear import recognised_linear
 from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
+from fusedops.integrations.transformers._trial.twin import Raised, called, near
 
 __all__ = ["apply"]
 _OP = "varlen_attention"
@@ -57,7 +65,8 @@ def apply(model: Module, *, rows: Rows = "independent") -> Applied:
     for module in model.modules():
         if isinstance(replacement_of(module), OfRows):  # of another call, with other rows
             restore(module)
-    found = list(_unpadded(model, rows))
+    with in_evaluation(model):
+        found = list(_unpadded(model, rows))
     notes: list[str] = []
     if rows == "independent" and any(row.op for row in found):
         _replace_around(model, rows)
@@ -95,23 +104,25 @@ def _unpadded(model: Module, rows: Rows) -> Iterator[Row]:
 def _reads_padding(model: Module, encoder: Any) -> bool:
     """Return True where the modules behind an encoder give a sentence other results with other numbers in its padding.
 
-    They are those of sentence-transformers, which take and return a dict. Others are not asked.
+    They are those of a model of sentence-transformers, which take and return a dict. Others are not asked.
     """
-    _, *after = model.children() if isinstance(model, Sequential) else [model]
+    if not isinstance(model, Sequential):
+        return False
+    _, *after = model
     weight = next(encoder.parameters())
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], device=weight.device)
     numbers = torch.arange(10 * int(encoder.config.hidden_size)).view(2, 5, -1).to(weight).sin()
-    results: list[Any] = []
-    for padding in (0.0, 1.0):
+
+    def embedding(padding: float) -> Any:
         features: Any = {"attention_mask": mask, "token_embeddings": numbers.masked_fill(mask[..., None] == 0, padding)}
-        try:
-            with torch.no_grad():
-                for module in after:
-                    features = module(features)
-            results.append(features["sentence_embedding"])
-        except Exception:  # of a foreign module, which may want what the encoder gives besides
-            return False
-    return not torch.allclose(*results, rtol=1e-3, atol=1e-4)
+        for module in after:
+            features = module(features)
+        return features["sentence_embedding"]
+
+    first, second = called(embedding, 0.0), called(embedding, 1.0)
+    if isinstance(first, Raised) or isinstance(second, Raised):  # one wants what else the encoder gives
+        return False
+    return not near(first, second, 1e-3)
 
 
 def _replace_around(model: Any, rows: Rows) -> None:

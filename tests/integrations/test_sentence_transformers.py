@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 import fusedops
 from fusedops.errors import PolicyError
@@ -244,13 +244,39 @@ def test_the_models_of_sentence_transformers(made: dict[str, Any]) -> None:
         assert all("fusedops" not in cls.__module__ for module in model.modules() for cls in type(module).__mro__)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="sentence-transformers is not installed")
-def test_an_encoder_whose_padding_is_read_is_left(made: dict[str, Any]) -> None:
-    from sentence_transformers.sentence_transformer.modules import CNN  # pyright: ignore
+class Tokens(nn.Module):
+    """The first module of a model of sentence-transformers."""
 
-    transformer, pooling = made["SentenceTransformer"]
-    applied = apply(torch.nn.Sequential(transformer, CNN(24, 24), pooling))
-    assert [row.left for row in applied.rows if row.module == "BertModel"] == [
-        "a module behind it, such as a convolution, reads what it computes for padding"
-    ]
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = build("BertModel")
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        tokens = self.model(features["input_ids"], features["attention_mask"]).last_hidden_state
+        return {**features, "token_embeddings": tokens}
+
+
+class Mean(nn.Module):
+    """One that follows, behind a layer for the features of the tokens."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        seen = features["attention_mask"][:, None]
+        tokens = self.layer(features["token_embeddings"].mT) * seen
+        return {**features, "sentence_embedding": tokens.sum(-1) / seen.sum(-1)}
+
+
+@pytest.mark.parametrize(("layer", "reads"), [(nn.Dropout(0.5), False), (nn.Conv1d(24, 24, 3, padding=1), True)])
+def test_an_encoder_whose_padding_is_read_is_left(layer: nn.Module, reads: bool) -> None:
+    model = nn.Sequential(Tokens(), Mean(layer)).train()
+    for module in model[0].modules():
+        module.training = False  # dropout of attention runs padded
+    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
+    applied = apply(model)
+    (left,) = [row.left for row in applied.rows if row.module == "BertModel"]
+    assert left == ("a module behind it, such as a convolution, reads what it computes for padding" if reads else "")
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)

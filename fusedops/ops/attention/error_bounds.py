@@ -27,7 +27,7 @@ from fusedops.ops.attention.merge_attention import MergeInputs, merge_inputs
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order, and of more as much more
 _ARITHMETIC, _PRODUCTS = 2e-6, 512
 _SUMS = 2e-5  # of a gradient's term, in float32
-_MOST_MOVED = 80.0  # of a score by rounding: exp() of it is near the largest float32
+_MAX_MOVE = 80.0  # of a score by rounding: exp() of it is near the largest float32
 _OF_TERM = 0.5  # of the change of a rounded term, in the sums for q and k
 
 
@@ -101,7 +101,7 @@ def gradient_error_bound(absolute: float, a: AttentionGradArgs) -> tuple[Tensor,
     seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
     given = all(bool(each.isfinite().all()) for each in (g, a.grad_lse, a.v, seen))
     moved = relative if s.masked is None else relative.masked_fill(s.masked, 0.0)  # beyond it exp(score - lse) is inf
-    anywhere = bool(unknown.any()) or not given or bool((moved >= math.expm1(_MOST_MOVED)).any())
+    anywhere = bool(unknown.any()) or not given or bool((moved >= math.expm1(_MAX_MOVE)).any())
     if anywhere:  # what such a number reaches depends on the order of the products
         dq, dk, dv = (torch.full_like(each, math.inf) for each in (dq, dk, dv))
     # NaN is 0 * inf: a change that float64 cannot hold, of a number that is 0
@@ -163,7 +163,7 @@ def _moves(
     largest = products * max(abs(factor), 1.0)  # they may be summed before they are scaled
     overflow = (largest >= torch.finfo(compute_dtype(q.dtype)).max / 2).any(-1, keepdim=True)
     # exp(move) - 1, where the first order is not enough
-    return p, torch.expm1(move.clamp(max=_MOST_MOVED)), overflow | s.values.isnan().any(-1, keepdim=True), s
+    return p, torch.expm1(move.clamp(max=_MAX_MOVE)), overflow | s.values.isnan().any(-1, keepdim=True), s
 
 
 # ----------------------------------------------------------------------------------------------------- merge_attention

@@ -6,7 +6,10 @@ So heads, pooling and the caller's code get what they got before. What a model c
 from __future__ import annotations
 
 import inspect
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
@@ -27,6 +30,7 @@ PROMISED = torch.float32, "cpu"  # where a sentence has the same bits in any bat
 _TOKENS = {"input_ids", "attention_mask", "token_type_ids"}
 _FLAGS = {"return_dict", "output_hidden_states", "output_attentions", "use_cache"}
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}  # of a trial; another position gives more than 0.25
+_signature = lru_cache(maxsize=64)(inspect.signature)  # by function: each call of a model asks for it
 
 
 class _Batch(NamedTuple):
@@ -95,7 +99,7 @@ class Unpadded(OfRows):
 
 def _batch(module: Any, args: Any, kwargs: Any) -> _Batch | None:
     """Return the padded batch of a call, or None for a call that is not of this kind."""
-    bound = inspect.signature(own_class(module).forward).bind(module, *args, **kwargs)
+    bound = _signature(own_class(module).forward).bind(module, *args, **kwargs)
     given: dict[str, Any] = {}
     for name, value in list(bound.arguments.items())[1:]:
         given |= value if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
@@ -155,29 +159,35 @@ def packed(module: Any, batch: _Batch, padding: int | None) -> tuple[Any, Packed
     return results, mask
 
 
+@contextmanager
+def in_evaluation(model: Module) -> Generator[None]:
+    """Let the modules of a model run in evaluation, without train(), which a class may have for itself."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def recognised_unpadded(root: Any, rows: Rows) -> tuple[Module, Unpadded] | str:
     """Return the module of a model that runs on packed tokens, with its replacement; or why the model is left.
 
-    It runs on a few tokens, with its weights, padded and packed.
+    It runs on a few tokens, with its weights, padded and packed; see :func:`in_evaluation`.
     """
     if root.config._attn_implementation != ATTENTION:
         return "its attention is not computed by fusedops.attention"
     reason = "its forward has no input_ids, attention_mask and position_ids, or another library has replaced it"
-    modes = [(module, module.training) for module in root.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        for module in dict.fromkeys((root, root.base_model)):
-            names = {each.name for each in parameters_of(own_class(module).forward) or ()}
-            if not {"input_ids", "attention_mask", "position_ids"} <= names or is_replaced_elsewhere(module):
-                continue
-            reason = "it does not have the results of padded sentences for packed ones"
-            for padding in (None, module.config.pad_token_id or 0):
-                if _agrees(module, padding):
-                    return module, Unpadded(rows, padding=padding)
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    for module in dict.fromkeys((root, root.base_model)):
+        names = {each.name for each in parameters_of(own_class(module).forward) or ()}
+        if not {"input_ids", "attention_mask", "position_ids"} <= names or is_replaced_elsewhere(module):
+            continue
+        reason = "it does not have the results of padded sentences for packed ones"
+        for padding in (None, module.config.pad_token_id or 0):
+            if _agrees(module, padding):
+                return module, Unpadded(rows, padding=padding)
     return reason
 
 
