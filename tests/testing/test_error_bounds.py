@@ -199,7 +199,7 @@ def test_scores_whose_rounding_is_beyond_exp_leave_the_gradients_open(scale: flo
     """A backward has exp(score - lse), with the lse of another kernel."""
     op, x = OPS["attention"], torch.randn(1, 1, 4, 8, generator=torch.Generator().manual_seed(0))
     limits = testing.expected(op, op.bind((), {"q": x, "k": x + 1, "v": x, "scale": scale})).limits
-    assert bool(limits["gradient of v"].isinf().all()) == (scale > 1.0)
+    assert bool(limits["gradient of v"].isinf().any()) == (scale > 1.0)
 
 
 @pytest.mark.parametrize("size", [1e18, 1e16])

@@ -27,7 +27,7 @@ from fusedops.ops.attention.merge_attention import MergeInputs, merge_inputs
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order, and of more as much more
 _ARITHMETIC, _PRODUCTS = 2e-6, 512
 _SUMS = 2e-5  # of a gradient's term, in float32
-_MAX_MOVE = 80.0  # of a score by rounding: exp() of it is near the largest float32
+_MAX_MOVE = 300.0  # of a score by rounding: exp() of it is beyond the largest float32, and finite in float64
 _OF_TERM = 0.5  # of the change of a rounded term, in the sums for q and k
 
 
@@ -100,12 +100,15 @@ def gradient_error_bound(absolute: float, a: AttentionGradArgs) -> tuple[Tensor,
     dq, dk = dq.masked_fill(open_rows, math.inf), dk.masked_fill(open_keys, math.inf)
     seen = s.values if s.masked is None else s.values.masked_fill(s.masked, 0.0)
     given = all(bool(each.isfinite().all()) for each in (g, a.grad_lse, a.v, seen))
-    moved = relative if s.masked is None else relative.masked_fill(s.masked, 0.0)  # beyond it exp(score - lse) is inf
-    anywhere = bool(unknown.any()) or not given or bool((moved >= math.expm1(_MAX_MOVE)).any())
+    anywhere = bool(unknown.any()) or not given
     if anywhere:  # what such a number reaches depends on the order of the products
         dq, dk, dv = (torch.full_like(each, math.inf) for each in (dq, dk, dv))
     # NaN is 0 * inf: a change that float64 cannot hold, of a number that is 0
-    dq, dk, dv = (each.nan_to_num(nan=math.inf, posinf=math.inf) for each in (dq, dk, dv))
+    # and beyond the arithmetic's largest number is what exp(score - lse) may overflow to, with another kernel's lse
+    most = torch.finfo(compute_dtype(a.q.dtype)).max
+    dq, dk, dv = (
+        each.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(each > most, math.inf) for each in (dq, dk, dv)
+    )
     return dq, dk, dv
 
 
