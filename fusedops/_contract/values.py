@@ -1,7 +1,5 @@
 """Values of an op's contract: outputs, saved values, padding, sharding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol

@@ -447,9 +447,8 @@ def test_importing_reads_no_environment_and_starts_no_device(imported: list[dict
 def test_importing_adds_at_most_a_sixteenth_to_torch(
     imported: list[dict[str, Any]], python: Callable[..., Any]
 ) -> None:
-    # 35 to 54 ms of the CPU where torch's own import takes 1.0 to 1.2 s (0.046 to 0.055 of it on the slower of two
-    # machines): a share, as neighbours lengthen both. They lengthen the shorter one more where they take its caches, so
-    # that a run of six must be undisturbed
+    # 58 ms of the CPU where torch's own import takes 1.4 s, 0.040 of it: a share, as neighbours lengthen both. They
+    # lengthen the shorter one more where they take its caches, so that a run of six must be undisturbed
     runs = list(imported)
     while min(run["of torch"] for run in runs) > 1 / 16 and len(runs) < 6:
         runs.append(python(SCRIPT, PYTHONDONTWRITEBYTECODE=""))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ def _own_references() -> int | None:
     count = _references(alone, 0)
     holder = alone[0]
     counted = _references(alone, 0) == count + 1 and holder is not None
-    return min(count, 3) if counted and not sysconfig.get_config_var("Py_GIL_DISABLED") else None
+    return min(count, 3) if counted and "free-threading" not in sys.version else None
 
 
 _OWN = _own_references()

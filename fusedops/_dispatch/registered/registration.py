@@ -28,7 +28,7 @@ from fusedops._dispatch.registered.symbolic_floats import SymbolicFloats
 from fusedops._plugins.registry import registry
 from fusedops._policy.policy import check_text
 from fusedops._report.user_frame import user_stack_level
-from fusedops._torch import destroy, is_onnx_export
+from fusedops._torch import destroy, is_onnx_export, register_fake
 from fusedops._version import __version__
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 
@@ -136,6 +136,6 @@ def _define(
     _mark.cache_clear()
     library.define(_definitions[name])
     library.impl(name, impl.run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fusedops::{name}", impl.fake, lib=library)
+    register_fake(library, name, impl.fake)
     library.impl(name, autograd, "Autograd", with_keyset=True)
     library.impl(name, impl.reference, "FuncTorchBatched")

@@ -1,7 +1,5 @@
 """Arguments and results of attention: defaults made explicit, empty results, the bounds of packed sequences."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, cast
 
 import torch

@@ -4,8 +4,6 @@ A number that is not finite reaches a row only through a key that the row sees: 
 probabilities and their gradients are taken of finite numbers alone, and what the formula gives elsewhere is added.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The seed of the dropout ops: a number as a tensor, and one that is drawn."""
 
-from __future__ import annotations
-
 from sys import modules
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The arguments of the causal convolution: constraints, defaults made explicit, empty results, checks of bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """The constraints on the tensors of the ops of experts, whose layout depends on other arguments; the ends of groups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """The constraints on the tensors of the gated activations."""
 
-from __future__ import annotations
-
 from fusedops._contract.constraint import Constraint
 from fusedops.constraints import Flag, Floating, Packed, SameDevice, SameShape
 

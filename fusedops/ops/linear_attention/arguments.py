@@ -1,7 +1,5 @@
 """The constraints and the results of linear_attention; the bounds of packed sequences as integers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 

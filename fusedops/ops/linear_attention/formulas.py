@@ -3,8 +3,6 @@
 q and k are repeated for each value head here; kernels need not.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

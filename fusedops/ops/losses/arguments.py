@@ -1,7 +1,5 @@
 """The arguments of the losses: each op's and its backward's, the constraints on them, the denominator, the targets."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -69,7 +67,7 @@ class LossOptions(NamedTuple):
     denominator: Tensor | None
 
     @property
-    def of_sum(self) -> LossOptions:
+    def of_sum(self) -> "LossOptions":
         """The same options of the sum of the losses."""
         return self._replace(reduction="sum", denominator=None)
 

@@ -1,7 +1,5 @@
 """The constraints on the arguments of the norm ops."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The constraints on the shapes of rotary_embedding, whose layout depends on ``seq_dim``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

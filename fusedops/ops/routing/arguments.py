@@ -1,7 +1,5 @@
 """The constraints on the sizes of a routing: the choices of a row, and the groups of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The arguments of sample: a number for all rows, or one for each, becomes a tensor."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
