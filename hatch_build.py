@@ -10,6 +10,7 @@ backend is unavailable. pip hides the warnings of a build, so the wheel has the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -256,3 +257,8 @@ class LibraryHook(BuildHookInterface):
         else:
             for path in built:
                 build_data["force_include"][str(path)] = f"{Path(CPU).name}/{path.name}"
+
+
+if __name__ == "__main__" and (machine := this_machine()) is not None:  # beside the downloads of an installation
+    with contextlib.suppress(RuntimeError):  # the build that follows says so
+        compile_libraries(Path(__file__).parent, machine, cross=False)
