@@ -155,6 +155,7 @@ pin("nothing to pack", lambda: quantize(nn.Identity()), FusedOpsWarning, form="n
 pin("nothing to skip", lambda: quantize(nn.Sequential(nn.Linear(32, 2)), skip=["Linear"]), FusedOpsWarning)
 pin("a part of a name", lambda: quantize(nn.ModuleDict({"q_proj": nn.Linear(32, 2)}), skip=["proj"]), FusedOpsWarning)
 pin("a longer prompt", lambda: seeded_sampling(7, 5)(torch.zeros(1, 2), torch.zeros(1, 3)), INVALID)
+pin("no prompt", lambda: seeded_sampling(7, -1)(torch.zeros(1, 2), torch.zeros(1, 3)), INVALID)
 pin("a folder", lambda: from_gguf(os.curdir), INVALID)
 pin("no file", lambda: from_gguf("absent.gguf"), INVALID)
 pin("a file of another architecture", a_file(architecture="nothing"), INVALID, form="got .* expected .*to fix")

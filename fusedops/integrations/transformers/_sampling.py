@@ -19,13 +19,13 @@ class _SeededSampling(LogitsProcessor):
         self._seed, self._prompt, self._options = seed, prompt, options
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        position = input_ids.shape[1] - self._prompt
-        if position < 0:
+        prompt, length = self._prompt, input_ids.shape[1]
+        if type(prompt) is not int or not 0 <= prompt <= length:
             raise InvalidInputError(
-                f"seeded_sampling: got prompt = {self._prompt}, expected at most the {input_ids.shape[1]} tokens that "
-                f"generate has; to fix: pass prompt=input_ids.shape[1], or 1 for a model with a decoder of its own"
+                f"seeded_sampling: got prompt = {prompt!r}, expected 0 to {length}, the tokens that generate has; to "
+                f"fix: pass prompt=input_ids.shape[1], or 1 for a model with a decoder of its own"
             )
-        token = sample(scores, seed=self._seed, position=position, **self._options)
+        token = sample(scores, seed=self._seed, position=length - prompt, **self._options)
         assert isinstance(token, Tensor)
         drawn = torch.full_like(scores, -torch.inf).scatter(-1, token.clamp(min=0)[:, None], 0.0)
         return drawn.masked_fill((token < 0)[:, None], torch.nan)  # without a token torch.multinomial reports the row

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops._policy.use import use
-from fusedops._torch import is_traced
+from fusedops._torch import dispatch_modes, is_traced
 from fusedops.integrations.transformers._attention.functions import ATTENTION
 from fusedops.integrations.transformers._attention.implementation import dropouts_of
 from fusedops.integrations.transformers._attention.packed_mask import PackedMask, Sequences
@@ -89,7 +89,7 @@ class Unpadded(OfRows):
 
     def run(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward on packed tokens, or where that is not possible as it is called."""
-        batch = None if is_traced() else _batch(module, args, kwargs)
+        batch = None if is_traced() or dispatch_modes() else _batch(module, args, kwargs)
         if batch is None or (self.rows == "any" and bool((batch.lengths == batch.tokens["input_ids"].shape[1]).all())):
             return super().run(module, *args, **kwargs)
         results, _ = packed(module, batch, self.padding)
@@ -229,7 +229,7 @@ class Pooled(OfRows):
         features, *_ = args
         tokens, others = features["token_embeddings"], {"cu_seq_lens_q", "token_weights_sum"}
         is_padded = "attention_mask" in features and tokens.shape[:2] == features["attention_mask"].shape
-        if not is_padded or not others.isdisjoint(features) or is_traced():
+        if not is_padded or not others.isdisjoint(features) or is_traced() or dispatch_modes():
             return super().run(module, *args, **kwargs)
         mask = features["attention_mask"]
         bounds = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
