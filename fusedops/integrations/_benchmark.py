@@ -187,8 +187,9 @@ def _result(model: Module, batch: Any) -> Tensor:
         )
     result = next((each for each in found if each.dim()), found[0]).detach()
     seen = cast("Mapping[str, Any]", batch).get("attention_mask") if isinstance(batch, Mapping) else None
-    of_tokens = isinstance(seen, Tensor) and seen.dim() == 2 and result.shape[:2] == seen.shape
-    return result[seen.bool()] if of_tokens else result.clone()
+    if isinstance(seen, Tensor) and seen.dim() == 2 and result.shape[:2] == seen.shape:
+        return result[seen.bool()]
+    return result.clone()
 
 
 def _in_turns(
