@@ -108,7 +108,8 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
             f"AutoModelForCausalLM.from_pretrained(...)"
         )
     chosen = _chosen(ops, fused_loss)
-    heads = heads_of(model) if chosen & {_FUSED_LOSS, _LINEAR} else {}
+    all_heads = heads_of(model)
+    heads = all_heads if chosen & {_FUSED_LOSS, _LINEAR} else {}
     outcomes, losses = Counter[Any](), Counter[Any]()  # of _Outcome; losses also of None, for modules without one
     layouts = layouts_of(model.modules())
     recognisers: dict[str, _Recogniser] = {
@@ -162,7 +163,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     del losses[None]
     outcomes = losses + outcomes
     if LOG_PROBS in chosen:
-        for head in heads_of(model):
+        for head in all_heads:
             left = serve_head(head)
             if left is not None:
                 outcome = ("", left, LOG_PROBS, "") if left else (LOG_PROBS, "", "", "in trl")

@@ -7,7 +7,7 @@ random numbers with stand-ins for its layers, both ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, cast
@@ -20,11 +20,13 @@ from fusedops import ops
 from fusedops._torch import is_traced
 from fusedops.integrations.transformers._modules.linear import Dense, is_served, recognised_linear
 from fusedops.integrations.transformers._replacement import Replacement, own_class
+from fusedops.integrations.transformers._trial.memory import remembered
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import (
     Raised,
     called,
     has_hooks,
+    has_tensors,
     is_replaced_elsewhere,
     near,
     numbers,
@@ -111,12 +113,20 @@ def recognised_activated(module: Module) -> Activated | None:
     children = dict(module.named_children())
     if len(children) > _MOST_CHILDREN or is_replaced_elsewhere(module):
         return None
-    if reason_of_source([module], tried=("float16",), outside=True) is not None:
+    activations = {name: activation_of(child) for name, child in children.items()}
+    activations = {name: activation for name, activation in activations.items() if activation is not None}
+    if not activations:
         return None
-    layers = [name for name, child in children.items() if isinstance(recognised_linear(child), Dense)]
-    activations = {name: activation_of(child) for name, child in children.items()} if layers else {}
-    for (child, activation), layer in product(activations.items(), layers):
-        if activation is not None and _computes_the_same(Activated(layer, child, activation), module):
+    layers = tuple(name for name, child in children.items() if isinstance(recognised_linear(child), Dense))
+    pairs = tuple(product(activations.items(), layers))
+    return remembered(module, lambda: _tried(module, pairs), "activated", pairs)
+
+
+def _tried(module: Module, pairs: Iterable[tuple[tuple[str, str], str]]) -> Activated | None:
+    if not pairs or reason_of_source([module], tried=("float16",), outside=True) is not None:
+        return None
+    for (child, activation), layer in pairs:
+        if _computes_the_same(Activated(layer, child, activation), module):
             return Activated(layer, child, activation)
     return None
 
@@ -127,11 +137,15 @@ def activation_of(module: Module) -> str | None:
     >>> activation_of(torch.nn.ReLU()), activation_of(torch.nn.Tanh())
     ('relu', None)
     """
-    if any(True for _ in (*module.children(), *module.parameters(), *module.buffers())):
+    if isinstance(module, torch.jit.ScriptModule) or has_tensors(module) or any(True for _ in module.children()):
         return None
     arguments = parameters_of(own_class(module).forward)
     if not arguments or len(arguments) != 1 or is_replaced_elsewhere(module):
         return None
+    return remembered(module, lambda: _activation_tried(module), "name of an activation")
+
+
+def _activation_tried(module: Module) -> str | None:
     alone = without_hooks(module)
     if alone is None or reason_of_source([module]) is not None:
         return None
@@ -158,7 +172,7 @@ def _children(module: Module, results: int) -> dict[str, Module] | None:
     """Return stand-ins for the layers of a module, and copies of what has no parameters."""
     children: dict[str, Module] = {}
     for seed, (name, child) in enumerate(module.named_children()):
-        if any(True for _ in (*child.parameters(), *child.buffers())):
+        if has_tensors(child):
             is_plain = own_class(child) is Linear or "norm" in own_class(child).__name__.lower()
             children[name] = _StandIn(seed, 1 if is_plain else results)
         else:

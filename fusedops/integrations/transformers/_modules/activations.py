@@ -15,9 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from fusedops import ops
 from fusedops.integrations.transformers._replacement import Replacement, own_class
+from fusedops.integrations.transformers._trial.memory import remembered
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import (
     called,
+    has_tensors,
     is_replaced_elsewhere,
     near,
     numbers,
@@ -54,7 +56,7 @@ def recognised_activation(module: Module) -> Replacement | str | None:
     "torch's own gelu is one kernel too"
     >>> recognised_activation(torch.nn.ReLU())
     """
-    if any(True for _ in (*module.children(), *module.parameters(), *module.buffers())):
+    if has_tensors(module) or any(True for _ in module.children()):
         return None
     arguments = parameters_of(own_class(module).forward)
     if arguments is None or len(arguments) != 1 or arguments[0].kind is not arguments[0].POSITIONAL_OR_KEYWORD:
@@ -65,6 +67,10 @@ def recognised_activation(module: Module) -> Replacement | str | None:
     alone = without_hooks(module)
     if alone is None:
         return "it cannot be copied, and is not called itself" if named else None
+    return remembered(module, lambda: _tried(module, alone, named), "activation")
+
+
+def _tried(module: Module, alone: Module, named: bool) -> Replacement | str | None:
     reason = reason_of_source([module])
     if reason is not None:
         return reason if named else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -54,7 +55,7 @@ def layouts_of(modules: Iterable[Module]) -> dict[str, set[Layout | None]]:
 
 def _is_rotary(module: Module) -> bool:
     named = "rotary" in type(module).__name__.lower()
-    return named and not any(True for _ in (*module.parameters(), *module.children()))
+    return named and not any(True for _ in chain(module.parameters(), module.children()))
 
 
 def _is_changed(module: Any) -> bool:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable, Mapping
-from types import CellType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, cast
+
+from fusedops.integrations.transformers._trial.twin import cached_weakly
 
 
 def copied(forward: Any, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -43,12 +45,22 @@ def reason_not_to_copy(forward: Any) -> str | None:
     body = inspect.unwrap(forward)
     if _decorated(forward, body, body) is None:
         return "a decorator of its forward keeps it where it cannot be replaced"
-    for kind, name in ((each.opname, each.argval) for each in dis.get_instructions(body)):
+    for kind, name in instructions_of(body.__code__):
         if kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             return "its forward stores a name of its file"
         if kind == "LOAD_GLOBAL" and name in body.__globals__ and may_change(name, body.__globals__[name]):
             return f"its forward reads the global {name}"
     return None
+
+
+@cached_weakly
+def instructions_of(code: CodeType) -> list[tuple[str, Any]]:
+    """Return the names of the instructions of a code, each with its argument.
+
+    >>> instructions_of(compile("x", "", "eval"))[-1]
+    ('RETURN_VALUE', None)
+    """
+    return [(each.opname, each.argval) for each in dis.get_instructions(code)]
 
 
 def may_change(name: str, value: Any) -> bool:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import wraps
+from itertools import chain
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -21,9 +22,9 @@ from torch.nn import Dropout, Module
 from fusedops.dtypes import compute_dtype, no_autocast
 from fusedops.integrations.transformers._replacement import own_class
 
-_OF_MODULES = frozenset(vars(Module()))
-_HOOKS = tuple(sorted(name for name in _OF_MODULES if "_hooks" in name))
-_PLAIN = (int, float, bool, str, type(None))
+OF_MODULES = frozenset(vars(Module()))
+HOOKS = tuple(sorted(name for name in OF_MODULES if "_hooks" in name))
+_PLAIN = (int, float, bool, str, type(None), torch.dtype)
 
 
 class Raised:
@@ -58,11 +59,12 @@ def cached_weakly(function: Any) -> Any:
 def key_of(module: Module) -> Any:
     """Return what the results of a module depend on: its classes, tensors and attributes, but for their values.
 
-    Attributes that are no numbers or words are compared by their identity, which holds while the module lives.
+    Numbers and words among the attributes, also in lists, are compared by their values, others by their identity, which
+    holds while the module lives.
     """
     parts: list[Any] = []
     for name, each in cast("Iterator[tuple[str, Module]]", module.named_modules()):
-        parts += (name, own_class(each), *(bool(vars(each)[hooks]) for hooks in _HOOKS))
+        parts += (name, own_class(each), *(bool(vars(each)[hooks]) for hooks in HOOKS))
         for held in ("_parameters", "_buffers"):
             tensors = cast("dict[str, Tensor | None]", vars(each)[held])
             parts += (
@@ -70,9 +72,16 @@ def key_of(module: Module) -> Any:
                 for key, value in tensors.items()
             )
         for attribute, value in vars(each).items():
-            if attribute not in _OF_MODULES:
-                parts += (attribute, type(value), value if type(value) in _PLAIN else id(value))
+            if attribute not in OF_MODULES:
+                parts += (attribute, _setting(value))
     return tuple(parts)
+
+
+def _setting(value: Any) -> Any:
+    """Return what an attribute is compared by."""
+    if type(value) in (list, tuple):
+        return type(value), *map(_setting, value)
+    return type(value), value if type(value) in _PLAIN else id(value)
 
 
 def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -98,7 +107,7 @@ def twin(
     """
     copy = object.__new__(own_class(module))
     for name, value in module.__dict__.items():
-        if name in _HOOKS:
+        if name in HOOKS:
             copy.__dict__[name] = type(value)()
         else:
             copy.__dict__[name] = _copied(value)
@@ -139,6 +148,15 @@ def without_hooks(module: Module) -> Module | None:
         return deepcopy(alone)
     except Exception:  # any error of a foreign __deepcopy__ or of a state that cannot be copied, such as a lock
         return None
+
+
+def has_tensors(module: Module) -> bool:
+    """Return True for a module with a parameter or a buffer, its own or a child's.
+
+    >>> has_tensors(torch.nn.Linear(1, 1)), has_tensors(torch.nn.GELU())
+    (True, False)
+    """
+    return any(True for _ in chain(module.parameters(), module.buffers()))
 
 
 def hooked(module: Module) -> str | None:
@@ -209,4 +227,4 @@ def is_changed(function: Any) -> bool:
 
 def has_hooks(module: Module) -> bool:
     """Return True for a module that has a hook of its own."""
-    return any(vars(module)[hooks] for hooks in _HOOKS)
+    return any(vars(module)[hooks] for hooks in HOOKS)
