@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any, NamedTuple
 
 from fusedops._contract.backend import Backend, Unavailable
@@ -144,12 +145,16 @@ def _allowed(point: EntryPoint) -> bool:
 
 
 def _record(point: EntryPoint, backend: Backend | None = None, error: BaseException | None = None) -> Record:
-    version = point.dist.version if point.dist else ""
-    return Record(point.name, backend, error, None, _distribution(point), version)
+    return Record(point.name, backend, error, None, *_name_and_version(point.dist))
 
 
 def _distribution(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else "unknown"
+    return _name_and_version(point.dist)[0]
+
+
+@lru_cache(1)  # the plugins of a distribution follow each other; each question reads its description again
+def _name_and_version(distribution: Distribution | None) -> tuple[str, str]:
+    return (distribution.name, distribution.version) if distribution else ("unknown", "")
 
 
 def hooks_of(plugin: Any, name: str | None) -> Hooked:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Set
 from copy import copy
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 from torch.autograd.profiler import record_function
 
 from fusedops._contract.backend import Backend, Unavailable
-from fusedops._contract.constraint import compile_check
+from fusedops._contract.constraint import Constraint, compile_check
 from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._report.direction import Direction, call_name
@@ -71,19 +71,31 @@ class PreparedKernel:
         self.backend = backend
         self.op = op
         self.kernel = kernel
-        self.check = compile_check(
-            op.parameters_of(kernel.direction),
-            kernel.constraints,
-            f"constraints of {backend}'s {op.name} {kernel.direction}",
-            op.required_tensors if kernel.direction == "forward" else (),
-        )
+        if not all(map(_compiles, kernel.constraints)):
+            self.check = self._compiled_check()
         self.unconditional = not kernel.constraints
         types = op.types if kernel.direction == "forward" else op.backward_types
         self.function = with_check(kernel.function, call_name(op.name, kernel.direction), types)
         self.call = self.function
-        self.count: Iterator[int] = itertools.count()
+        self.count: Iterator[int] = count()
         self.first_use: Callable[[], None] | None = None
         self._for_rows: PreparedKernel | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Compile the check where it is first read."""
+        if name != "check":
+            raise AttributeError(name)
+        self.check = self._compiled_check()
+        return self.check
+
+    def _compiled_check(self) -> Callable[..., Constraint | None]:
+        kernel, op = self.kernel, self.op
+        return compile_check(
+            op.parameters_of(kernel.direction),
+            kernel.constraints,
+            f"constraints of {self.backend}'s {op.name} {kernel.direction}",
+            op.required_tensors if kernel.direction == "forward" else (),
+        )
 
     def for_independent_rows(self) -> PreparedKernel:
         """Return the kernel as a policy with independent rows calls it: one object for all plans."""
@@ -129,6 +141,13 @@ class PreparedKernel:
         """Return a copy whose calls are ranges of torch.profiler, named ``fusedops::<op>[<backend>]``."""
         suffix = "" if self.kernel.direction == "forward" else "_backward"
         return self.with_call(partial(_in_range, f"fusedops::{self.kernel.op}{suffix}[{self.backend}]", self.call))
+
+
+def _compiles(constraint: Constraint) -> bool:
+    """Return True for a constraint of fusedops, whose check is compiled when it is first needed."""
+    if not type(constraint).__module__.startswith("fusedops."):
+        return False
+    return all(_compiles(each) for each in vars(constraint).values() if isinstance(each, Constraint))
 
 
 def _in_range(name: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -196,7 +215,7 @@ class Record:
         return changed
 
     def prepare(self, ops: Mapping[str, Op]) -> None:
-        """Compile the constraints of all kernels: one that cannot be compiled is the plugin's failure, not a call's."""
+        """Prepare all kernels. A constraint that cannot be compiled is the plugin's failure, not a call's."""
         kernels = self.backend.kernels if self.backend else ()
         self.kernels = tuple(PreparedKernel(self.name, item, ops[item.op]) for item in kernels)
 
