@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, cast
 
 from fusedops._report.suggestion import nearest_name
@@ -62,14 +62,18 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(new(kind, args if not kwargs and len(args) >= stop else in_order(args, kwargs)))
 
     chosen: Any = spreading_all if len(parameters) == 1 else spreading_first if start == 0 else spreading
+    kept = list(parameters.values())
+    chosen.__signature__ = inspect.Signature([*kept[:start], *_fields_of(kind), *kept[start + 1 :]])
+    return chosen
+
+
+@lru_cache(64)  # the kernels of several backends have one arguments object
+def _fields_of(kind: Any) -> list[inspect.Parameter]:
     by, none = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
     described = [
         (field, kind._field_defaults.get(field, none), _text(kind.__annotations__[field])) for field in kind._fields
     ]
-    fields = [inspect.Parameter(field, by, default=default, annotation=text) for field, default, text in described]
-    kept = list(parameters.values())
-    chosen.__signature__ = inspect.Signature([*kept[:start], *fields, *kept[start + 1 :]])
-    return chosen
+    return [inspect.Parameter(field, by, default=default, annotation=text) for field, default, text in described]
 
 
 def _annotated(function: Any) -> list[tuple[str, Any]]:
