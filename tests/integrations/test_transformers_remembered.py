@@ -65,7 +65,7 @@ CHANGES: dict[str, tuple[Any, str, Any]] = {
     "a global": (HERE, "LIMIT", 1.0),
     "a function": (HERE, "scaled", lambda x: 2 * x),
     "a default": (scaled, "__defaults__", (2.0,)),
-    "a code": (scaled, "__code__", (lambda x, factor=1.0: x * 2).__code__),
+    "a code": (scaled, "__code__", (lambda x, factor=1.0: 2 * x * (factor + LIMIT)).__code__),
     "a function of torch": (torch, "reciprocal", doubled(torch.reciprocal)),
     "a method of a tensor": (Tensor, "mean", doubled(Tensor.mean)),
 }

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
 from logging import Logger
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast
 
@@ -34,7 +35,7 @@ _HELD: dict[Any, tuple[str, ...]] = {
 }  # fmt: skip
 _OF_TORCH: tuple[Any, ...] = (torch, torch.nn.functional, torch.Tensor, Module)
 _outcomes: dict[Any, Any] = {}
-_torch_then: list[list[Any]] = []  # its functions as they were when the outcomes were kept
+_torch_then: list[Any] = []  # its functions as they were when the outcomes were kept
 
 
 def remembered(subject: Any, trial: Callable[[], _T], *options: Any) -> _T:
@@ -50,8 +51,8 @@ def remembered(subject: Any, trial: Callable[[], _T], *options: Any) -> _T:
     """
     if dispatch_modes() or function_modes():  # which a trial may see
         return trial()
-    now = [[*cast("dict[str, Any]", vars(each)).values()] for each in _OF_TORCH]
-    if now != _torch_then:
+    now = [value for each in _OF_TORCH for value in cast("dict[str, Any]", vars(each)).values()]
+    if len(now) != len(_torch_then) or not all(map(is_, now, _torch_then)):
         _outcomes.clear()
         _torch_then[:] = now
     modes = (
