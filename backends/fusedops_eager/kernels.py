@@ -13,7 +13,7 @@ from fusedops_eager._reference import backward_of, forward_of
 from fusedops_eager._row_order import PLACE, PRODUCTS, SUMS, VECTORS, on_cpu
 from fusedops_eager.norms._errors import add_layer_norm_overflows, layer_norm_overflows
 
-_Promise = str | dict[str, Literal[True] | str]
+_Promise = Literal[True] | str | dict[str, Literal[True] | str]
 _Function = str | Callable[..., Any]
 
 
@@ -25,6 +25,7 @@ def _both(
     uses: str = "",
     backward_uses: str = "",
     backward_error: Callable[..., Any] | None = None,
+    backward_rows: _Promise | None = None,
 ) -> tuple[Kernel, Kernel]:
     """Return the two kernels of an op.
 
@@ -36,6 +37,7 @@ def _both(
         uses: the functions of torch that compute a part of forward.
         backward_uses: the functions of torch that compute a part of backward.
         backward_error: ``extra_error`` of backward.
+        backward_rows: the promise of backward. None: that of forward.
     """
 
     def one(direction: Literal["forward", "backward"], named: _Function, uses: str, rows: _Promise) -> Kernel:
@@ -47,7 +49,7 @@ def _both(
 
     return (
         one("forward", forward, uses, rows),
-        one("backward", backward, backward_uses, rows),
+        one("backward", backward, backward_uses, rows if backward_rows is None else backward_rows),
     )
 
 
@@ -139,6 +141,14 @@ KERNELS = (
         backward_error=layer_norm_overflows,
     ),
     *_both(ops.rms_norm, "norms._norms:rms_norm", "norms._norms:rms_norm_backward", SUMS, "torch.rms_norm, "),
+    *_both(
+        ops.int8_linear,
+        "quantized.int8_linear:int8_linear",
+        backward_of("int8_linear"),
+        True,
+        "torch.matmul, ",
+        backward_rows=PRODUCTS,
+    ),
     *_both(
         ops.quantized_linear,
         "quantized.quantized_linear:quantized_linear",

@@ -46,6 +46,7 @@ from fusedops.constraints.dtypes import Bytes as Bytes
 from fusedops.constraints.dtypes import Classes as Classes
 from fusedops.constraints.dtypes import DType as DType
 from fusedops.constraints.dtypes import Floating as Floating
+from fusedops.constraints.dtypes import Int8 as Int8
 from fusedops.constraints.dtypes import Integers as Integers
 from fusedops.constraints.dtypes import LogSums as LogSums
 from fusedops.constraints.dtypes import Mask as Mask

@@ -191,6 +191,7 @@ class SameSize(Beside):
         dim: its dim, as torch counts them.
         other: the tensor that it is compared with.
         other_dim: the dim of ``other``. The constraint is met if either tensor lacks its dim.
+        rebuilds: True where that dim is the last of the op's first tensor, which backward does not receive.
 
     >>> from fusedops.constraints import SameSize
     >>> SameSize("weight", -1, "x", -1).describe()
@@ -200,8 +201,10 @@ class SameSize(Beside):
     code = ReasonCode.SIZE
     reads_shapes = True
 
-    def __init__(self, name: str, dim: int, other: str, other_dim: int) -> None:
+    def __init__(self, name: str, dim: int, other: str, other_dim: int, rebuilds: bool = False) -> None:
         super().__init__(name, other)
+        if rebuilds:
+            self.rebuilds = other
         sizes = (integer("SameSize", name, dim), integer("SameSize", name, other_dim))
         if sizes[0] is None or sizes[1] is None:
             raise ValueError(f"SameSize({name!r}): got a dim of None, expected an int; to fix: give both dims")
@@ -237,6 +240,9 @@ class SameSize(Beside):
         if values is None or not self._applies(*values):
             return None
         return resized(values[0], self.dim, values[1].shape[self.other_dim])
+
+    def rebuilt(self, args: Arguments, like: TensorSpec) -> TensorSpec:
+        return like.replace(shape=(*like.shape[:-1], args[self.name].shape[self.dim]))
 
     def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
         if self._applies(tensor, other):

@@ -145,6 +145,27 @@ class Bytes(_Strided):
         return f"view the bytes of {self.name}, as in {self.name}.view(torch.uint8)"
 
 
+class Int8(_Strided):
+    """A strided tensor of int8, such as a weight that is rounded to 8 bits.
+
+    Args:
+        name: the tensor argument.
+        or_floating: True where floating numbers are accepted too, which the op rounds.
+
+    >>> from fusedops.constraints import Int8
+    >>> Int8("weight").describe(), Int8("x", or_floating=True).describe()
+    ('weight: int8', 'x: float16, bfloat16, float32, float64 or int8')
+    """
+
+    def __init__(self, name: str, or_floating: bool = False) -> None:
+        super().__init__(name, *(FLOATING if or_floating else ()), torch.int8)
+
+    def fix_of(self, tensor: Any) -> str:
+        if len(self.dtypes) > 1:
+            return f"convert it, as in {self.name}.float()"
+        return f"round it to 8 bits, as in fusedops.quantization.quantize_rows({self.name}.float())"
+
+
 class Integers(_Strided):
     """A strided tensor of int64, such as a seed for each row. No constraint reads the numbers.
 

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from fusedops._torch import tree_map_only, without_torch_function, wrapper_subclass
 from fusedops.errors import InvalidInputError
-from fusedops.quantization import FORMATS, dequantize
+from fusedops.quantization import dequantize, weights_of_row
 
 UNPACK = "unpack the model first, by remove() of what quantize returned, or quantize(model, skip=['*']).remove()"
 _GETTERS = "shape dtype device ndim requires_grad is_leaf grad grad_fn layout is_meta is_cuda"
@@ -43,8 +43,7 @@ class PackedWeight(Tensor):
     @classmethod
     def of(cls, packed: Parameter, format: str, dtype: torch.dtype) -> PackedWeight:
         """Return the weight of packed bytes."""
-        sizes = FORMATS[format]
-        shape = (packed.shape[0], packed.shape[1] // sizes.bytes * sizes.weights)
+        shape = (packed.shape[0], weights_of_row(packed.shape[1], format))
         weight = cast("PackedWeight", wrapper_subclass(cls, dtype, packed.device, shape))
         weight.packed, weight.format = packed, format
         setattr(weight, "_is_param", True)  # noqa: B010

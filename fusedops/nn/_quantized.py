@@ -13,11 +13,11 @@ from torch.nn import Parameter
 from fusedops._torch import is_plain, is_traced, is_transformed
 from fusedops.errors import InvalidInputError
 from fusedops.nn._packed_weight import NoGradient, PackedWeight, refused_write
-from fusedops.ops import quantized_linear
-from fusedops.quantization import FORMATS, bytes_of_row, dequantize, quantize
+from fusedops.ops import int8_linear, quantized_linear
+from fusedops.quantization import INT8, LAYER_FORMATS, bytes_of_row, dequantize, int8_parts, quantize
 
 #: The name of the packed bytes, as a parameter and in state dicts: bytes of another format have another name.
-KEYS = {format: f"packed_{format}" for format in FORMATS}
+KEYS = {format: f"packed_{format}" for format in LAYER_FORMATS}
 
 
 def weight_state(weight: Tensor) -> dict[str, Any]:
@@ -41,11 +41,11 @@ class _QuantizedLayer(torch.nn.Module):
     full_name: str = ""
 
     def _empty(self, rows: int, columns: int, format: str, device: Any, dtype: torch.dtype | None) -> None:
-        size = bytes_of_row(columns, format) if format in FORMATS else None
+        size = bytes_of_row(columns, format) if format in LAYER_FORMATS else None
         if size is None:
             raise InvalidInputError(
                 f"{type(self).__name__}: got format = {format!r} for rows of {columns} weights, expected one of "
-                f"{', '.join(FORMATS)} whose block divides them; to fix: use another format or an unpacked layer"
+                f"{', '.join(LAYER_FORMATS)} whose block divides them; to fix: use another format or an unpacked layer"
             )
         self.format, self.weight_dtype = format, dtype or torch.get_default_dtype()
         self._hold(Parameter(torch.zeros(rows, size, dtype=torch.uint8, device=device), requires_grad=False))
@@ -138,13 +138,15 @@ class _QuantizedLayer(torch.nn.Module):
 class QuantizedLinear(_QuantizedLayer, torch.nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A linear layer with a packed weight, for trained weights: :func:`fusedops.quantized_linear` as a module.
 
+    Of the format "INT8" it is :func:`fusedops.int8_linear`, which rounds the rows of the input to 8 bits too.
+
     The weight has no gradient; the input and the bias have one, so that adapters can be trained on it.
 
     Args:
         in_features: a multiple of the block of the format.
         out_features: rows of the weight.
         bias: True for a bias.
-        format: one of ``fusedops.quantization.FORMATS``.
+        format: one of ``fusedops.quantization.FORMATS``, or "INT8".
         device: of the parameters.
         dtype: of the bias, and of the unpacked weight.
 
@@ -185,13 +187,15 @@ class QuantizedLinear(_QuantizedLayer, torch.nn.Linear):  # pyright: ignore[repo
         return made
 
     def forward(self, input: Tensor) -> Tensor:
-        """Compute ``input @ dequantize(weight).T + bias``."""
+        """Compute ``input @ dequantize(weight).T + bias``; with "INT8", of the input rounded to 8 bits."""
         own: dict[str, Any] = self._parameters
         format = self.format
         try:  # without torch's __getattr__, which takes up to 1 us for each
             packed, bias = own[KEYS[format]], own["bias"]
         except KeyError:  # of a wrapper: a parametrization
             packed, bias = self.packed, self.bias
+        if format == INT8:
+            return int8_linear(input, None, *int8_parts(packed), bias)
         return quantized_linear(input, packed, bias, format=format)
 
     def extra_repr(self) -> str:
@@ -204,7 +208,7 @@ class QuantizedEmbedding(_QuantizedLayer, torch.nn.Embedding):  # pyright: ignor
     Args:
         num_embeddings: rows of the weight.
         embedding_dim: a multiple of the block of the format.
-        format: one of ``fusedops.quantization.FORMATS``.
+        format: one of ``fusedops.quantization.FORMATS``, or "INT8".
         device: of the weight.
         dtype: of the result.
 

@@ -26,6 +26,7 @@ from fusedops.ops.norms.add_rms_norm import add_rms_norm as add_rms_norm
 from fusedops.ops.norms.gated_rms_norm import gated_rms_norm as gated_rms_norm
 from fusedops.ops.norms.layer_norm import layer_norm as layer_norm
 from fusedops.ops.norms.rms_norm import rms_norm as rms_norm
+from fusedops.ops.quantized.int8_linear import int8_linear as int8_linear
 from fusedops.ops.quantized.quantized_linear import quantized_linear as quantized_linear
 from fusedops.ops.rotary.rotary_embedding import rotary_embedding as rotary_embedding
 from fusedops.ops.routing.top_k_routing import top_k_routing as top_k_routing
@@ -46,6 +47,7 @@ __all__ = [
     "gated_rms_norm",
     "geglu",
     "grouped_matmul",
+    "int8_linear",
     "layer_norm",
     "linear",
     "linear_attention",

@@ -171,6 +171,8 @@ def _random(op: Op, name: str, spec: TensorSpec, first: TensorSpec, generator: t
         tensor = torch.rand(spec.shape, generator=generator) < 0.35
         if tensor.dim() > 1 and tensor.shape[-2] > 1:
             tensor[..., -1, :] = True
+    elif spec.dtype == torch.int8:
+        tensor = torch.randint(-127, 128, spec.shape, generator=generator)
     else:  # integers are positions in the last dimension of the first tensor, such as classes
         most = 2**31 if name in [constraint.name for constraint in classes(op)] else max(first.shape[-1], 1)
         tensor = torch.randint(most, spec.shape, generator=generator)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
-from fusedops.testing._roles import added, log_sums, masks, seeds
+from fusedops.testing._roles import added, log_sums, masks, rounded, seeds
 
 NAN_CHOICE = "nan-choice"
 """The deviation of a kernel that chooses otherwise in rows with NaN."""
@@ -55,6 +55,8 @@ def contents_of(op: Op, name: str, spec: TensorSpec, direction: Direction) -> di
         if op.integers:  # a choice, which has ties then
             found[f"{name} of few numbers"] = Content(_few_numbers)
             found[f"{name} of one number"] = Content(torch.ones_like, hides=True)
+        if name in rounded(op):
+            found[f"{name} between whole numbers"] = Content(_halves)
         return {**found, **small}
     return small
 
@@ -96,6 +98,13 @@ def _small(tensor: Tensor) -> Tensor:
 
 def _few_numbers(tensor: Tensor) -> Tensor:
     return tensor.round().clamp(-2, 2)
+
+
+def _halves(tensor: Tensor) -> Tensor:
+    # a row of them has the scale 1
+    halves = (tensor * 4).round().clamp(-120, 120) + 0.5 if tensor.is_floating_point() else tensor.clone()
+    halves[..., :1] = 127
+    return halves
 
 
 def _not_finite(tensor: Tensor) -> Tensor:

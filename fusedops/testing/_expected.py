@@ -119,7 +119,11 @@ def expected(
         rounded = [grad] if isinstance(grad, Tensor) else [*grad]
     grads = tuple(each.detach().cpu().double() for each in rounded)
     grads = (*grads, *(torch.zeros_like(y.detach()) for y in outputs[len(grads) : len(op.with_gradient)]))
-    inputs = {name: value for name, value in zip(op.parameters, wide) if name in wanted and value is not None}
+    inputs = {
+        name: value
+        for name, value in zip(op.parameters, wide)
+        if name in wanted and getattr(value, "requires_grad", False)
+    }
     with_graph = [(y, each) for y, each in zip(outputs, grads) if y.requires_grad]
     ys, of_ys = [y for y, _ in with_graph], [each for _, each in with_graph]
     gradients = torch.autograd.grad(ys, [*inputs.values()], of_ys, materialize_grads=True) if inputs else ()

@@ -105,6 +105,8 @@ class KernelCalls:
         """Return True where the op accepts the call and the kernel's constraints are met."""
         if not self.allows(call):
             return False
+        if direction == "backward" and not call[self.op.parameters[0]].is_floating_point():
+            return False  # of integers there is no gradient
         kernel = self.kernels[direction]
         if kernel.unconditional:
             return True

@@ -16,6 +16,7 @@ from fusedops.constraints import (
     DType,
     Finite,
     Flag,
+    Int8,
     LogSums,
     Mask,
     Offsets,
@@ -85,6 +86,13 @@ def log_sums(op: Op) -> tuple[str, ...]:
 def packed_rows(op: Op) -> tuple[PackedRows, ...]:
     """Return the constraints on packed weights."""
     return tuple(c for c in _constraints(op) if isinstance(c, PackedRows))
+
+
+@_cached
+def rounded(op: Op) -> tuple[str, ...]:
+    """Return the arguments that the op rounds to 8 bits."""
+    found = (c for c in _constraints(op) if isinstance(c, Int8))
+    return tuple(dict.fromkeys(c.name for c in found if torch.float32 in c.dtypes))
 
 
 @_cached

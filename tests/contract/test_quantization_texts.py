@@ -5,14 +5,15 @@ from error_calls import INVALID
 from error_texts import Table
 
 import fusedops.nn
-from fusedops.ops import quantized_linear
-from fusedops.quantization import dequantize, quantize
+from fusedops.ops import int8_linear, quantized_linear
+from fusedops.quantization import dequantize, quantize, quantize_rows
 
 TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
 ROW = torch.ones(64)
 LAYER = fusedops.nn.QuantizedLinear(64, 3, format="Q8_0")
 PACKED = quantize(torch.ones(3, 64), "Q8_0")
+Q = ROW.to(torch.int8)
 
 pin("a format", lambda: quantize(ROW, "Q3_K"), INVALID)
 pin("an integer weight", lambda: quantize(ROW.long(), "Q8_0"), INVALID)
@@ -37,5 +38,13 @@ pin("the call's format", lambda: quantized_linear(ROW, PACKED, format="Q3_K"), I
 pin("the bytes of a row", lambda: quantized_linear(ROW, PACKED, format="Q4_0"), INVALID)
 pin("the last dim of x", lambda: quantized_linear(ROW[:63], PACKED, format="Q8_0"), INVALID)
 pin("the dtype of packed", lambda: quantized_linear(ROW, PACKED.float(), format="Q8_0"), INVALID)
+pin("an integer row", lambda: quantize_rows(ROW.long()), INVALID)
+pin("the shape of smooth", lambda: quantize_rows(ROW, smooth=ROW[1:]), INVALID)
+pin("rows of INT8", lambda: dequantize(PACKED[:, 1:], "INT8"), INVALID)
+pin("the scales of integers", lambda: int8_linear(Q, None, Q[None], ROW[:1]), INVALID)
+pin("smooth beside integers", lambda: int8_linear(Q, ROW[0], Q[None], ROW[:1], smooth=ROW), INVALID)
+pin("a floating weight", lambda: int8_linear(ROW, None, ROW[None], ROW[:1]), INVALID)
+pin("a dtype of x", lambda: int8_linear(ROW.long(), None, Q[None], ROW[:1]), INVALID)
+pin("a dtype of the result", lambda: int8_linear(ROW, None, Q[None], ROW[:1], dtype=torch.int8), INVALID)  # pyright: ignore
 
 test_a_text, test_no_text_is_left_over = TABLE.tests()

@@ -59,6 +59,30 @@ def test_quantize_before_and_after_apply(tied: bool, first: Any) -> None:
     torch.testing.assert_close(logits(model), want, rtol=1e-4, atol=1e-5)
 
 
+def test_int8_rounds_the_input_too_and_its_state_dict_has_the_format() -> None:
+    plain, model = llama(tied=True), llama(tied=True)
+    packed = quantize(model, format="INT8", skip=["*.o_proj"])
+    assert packed.ops == {"dequantize": 1, "int8_linear": 13}
+    assert torch.nn.functional.cosine_similarity(logits(model), logits(plain), dim=-1).min() > 0.99
+    assert is_tied(model)
+    ids = model(input_ids=IDS).logits.sum()
+    ids.backward()
+    assert model.model.layers[0].self_attn.o_proj.weight.grad.abs().sum() > 0
+    other = llama(tied=True)
+    quantize(other, format="INT8", skip=["*.o_proj"])
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(logits(other), logits(model))
+    quantize(plain, format="Q8_0", skip=["*.o_proj"])
+    with pytest.raises(RuntimeError, match=r"got model\.embed_tokens\.packed_INT8 in the state dict"):
+        plain.load_state_dict(model.state_dict())
+    q_proj = model.model.layers[0].self_attn.q_proj
+    weight = q_proj.weight + 0
+    packed.remove()
+    assert torch.equal(q_proj.weight, weight)
+
+
 def test_a_part_of_a_model_stays_tied_and_cannot_be_saved(tmp_path: Path) -> None:
     model = llama(tied=True)
     assert Row("Embedding", "", 1, "a module that is left has the same weight") in quantize(model.model).rows

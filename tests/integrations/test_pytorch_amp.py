@@ -30,6 +30,7 @@ WITH_MATMULS = (
     "attention",
     "experts",
     "grouped_matmul",
+    "int8_linear",
     "linear",
     "linear_cross_entropy",
     "linear_log_probs",

@@ -35,6 +35,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import fusedops
 from fusedops.testing import OPS
+from fusedops.testing._roles import rounded
 
 every_way = pytest.mark.parametrize("way", [public, registered], ids=["fusedops", "torch.ops"])
 Way = Callable[[str], Callable[..., Tensor]]
@@ -80,7 +81,7 @@ def test_gradcheck_and_gradgradcheck(op: str, way: Way, backend: str) -> None:
     function, xs = of_differentiable(op, way(op), inputs(op, length=3, batch=2))
     xs = tuple(x.clone().requires_grad_() for x in xs)
     with fusedops.use(backend, fallback="raise"):
-        assert gradcheck(function, xs, fast_mode=True)
+        assert rounded(OPS[op]) or gradcheck(function, xs, fast_mode=True)  # the gradient is as if nothing was rounded
         assert gradgradcheck(function, xs, fast_mode=True)
 
 

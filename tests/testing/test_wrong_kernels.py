@@ -9,6 +9,7 @@ import wrong_conv_kernels  # noqa: F401
 import wrong_experts_kernels  # noqa: F401
 import wrong_gated_norm_kernels  # noqa: F401
 import wrong_grouped_kernels  # noqa: F401
+import wrong_int8_kernels  # noqa: F401
 import wrong_kind_kernels  # noqa: F401
 import wrong_linear_attention_kernels  # noqa: F401
 import wrong_linear_kernels  # noqa: F401

@@ -10,7 +10,7 @@
 
 namespace fusedops {
 
-enum DTypeCode : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+enum DTypeCode : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3 };
 
 constexpr int64_t MAX_DIMS = 16;  // of a masked softmax
 
@@ -325,6 +325,16 @@ struct QuantizedBackward {
   int64_t dtype, format, rows, columns, outputs;
 };
 
+struct Int8Linear {
+  const void* x;              // (rows, columns); INT8, or a dtype of floating numbers
+  const float* x_scale;       // (rows), or null: that of each row
+  const int8_t* weight;       // (outputs, columns), weight_row apart
+  const float* weight_scale;  // (outputs), scale_step floats apart
+  const void *bias, *smooth;  // (outputs), (columns), or null
+  void* y;                    // (rows, outputs)
+  int64_t dtype, bias_dtype, smooth_dtype, y_dtype, rows, columns, outputs, weight_row, scale_step;
+};
+
 enum Score : int64_t { SOFTMAX_SCORE = 0, SIGMOID_SCORE = 1, SQRT_SOFTPLUS_SCORE = 2, TOPK_SOFTMAX_SCORE = 3 };
 
 struct Routing {
@@ -438,6 +448,7 @@ FUSEDOPS_EXPORT int fusedops_linear_log_probs_backward(const fusedops::LinearLog
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);
 FUSEDOPS_EXPORT int fusedops_quantized_forward(const fusedops::QuantizedForward* call);
 FUSEDOPS_EXPORT int fusedops_quantized_backward(const fusedops::QuantizedBackward* call);
+FUSEDOPS_EXPORT int fusedops_int8_linear(const fusedops::Int8Linear* call);
 FUSEDOPS_EXPORT int fusedops_routing_forward(const fusedops::RoutingForward* call);
 FUSEDOPS_EXPORT int fusedops_routing_backward(const fusedops::RoutingBackward* call);
 FUSEDOPS_EXPORT int fusedops_sample(const fusedops::Sample* call);

@@ -1,4 +1,4 @@
-"""Evidence of quantized_linear: cases, tolerances, error bounds, bytes, the unfused form."""
+"""Evidence of quantized_linear and int8_linear: cases, tolerances, error bounds, bytes, the unfused forms."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence, Rows, tolerances
 from fusedops._contract.rounding import error_bound_of
+from fusedops.ops.quantized import int8_linear
+from fusedops.ops.quantized.int8_linear import Int8LinearArgs
 from fusedops.ops.quantized.quantized_linear import backward, reference
 from fusedops.quantization import FORMATS, dequantize
 
@@ -88,6 +90,70 @@ QUANTIZED_LINEAR = Evidence(
     sharded=(
         "any dim except the last; or the outputs, the first dim of `packed`",
         "rows: `packed` and `bias` replicated; outputs: `bias` as `packed`, `x` replicated",
+        "of x: as x, `Partial` with sharded outputs; of bias: `Partial` with sharded rows, as it is with outputs",
+    ),
+)
+
+
+def _int8_unfused(a: Int8LinearArgs) -> Tensor:
+    """Compute the op as models do without fused ops: the weight is unpacked, and x is not rounded."""
+    dtype = int8_linear.output_dtype(a)
+    x = (a.x if a.x_scale is None or a.x.is_floating_point() else a.x * a.x_scale[..., None]).to(dtype)
+    x = x if a.smooth is None else x / a.smooth.to(dtype)
+    weight = (a.weight * a.weight_scale[:, None]).to(dtype)
+    return torch.nn.functional.linear(x, weight, None if a.bias is None else a.bias.to(dtype))
+
+
+def _int8_error_bound(absolute: float, a: Int8LinearArgs) -> Tensor:
+    """Return 0: before the result is rounded to its dtype, its bits are those of the reference."""
+    return torch.zeros((*a.x.shape[:-1], a.weight.shape[0]), dtype=torch.float64)
+
+
+def _int8_min_bytes(x: Any, x_scale: Any, weight: Any, *rest: Any) -> Mapping[Any, int]:
+    """Read x and weight, write y; read grad and weight, write dx. The vectors once."""
+    vectors = [each for each in (x_scale, *rest[:3]) if each is not None]
+    moved = sum(prod(each.shape) * each.dtype.itemsize for each in (x, weight, *vectors))
+    moved += prod(x.shape[:-1]) * weight.shape[0] * max(x.dtype.itemsize, 2)
+    return {"forward": moved, "backward": moved}
+
+
+def _int8(rows: tuple[int, ...], columns: int, outputs: int, **others: Any) -> dict[str, Any]:
+    """Return the call of rows of x."""
+    named = {"x": (*rows, columns), "x_scale": None, "weight": (outputs, columns), "weight_scale": (outputs,)}
+    return {**named, **others}
+
+
+def _int8_rows(columns: int, count: int) -> Mapping[str, Any]:
+    return _int8((count,), columns, 37, bias=(37,), smooth=(columns,))
+
+
+_VECTORS: dict[str, Any] = {"bias": (70,), "smooth": (70,)}
+INT8_LINEAR = Evidence(
+    formula="(round(x / x_scale) @ weight.T) * x_scale * weight_scale + bias",
+    cases=[
+        Case("every_option", _int8((5,), 70, 70, x_scale=(5,), **_VECTORS)),
+        Case("rows_of_their_own_scale", _int8((9,), 70, 70, **_VECTORS)),
+        Case("one_row", _int8((1,), 70, 133)),
+        Case("many_rows", _int8((203,), 65, 131, bias=(131,)), "more rows than one block of a kernel"),
+        Case("bert_up", _int8((128,), 768, 3072, bias=(3072,)), "BERT base, one sentence"),
+    ],
+    tolerance=tolerances((0.0, 0.0), (0.0, 0.0)),
+    gradient_tolerance=_TOLERANCE,
+    error_bound=_int8_error_bound,
+    gradient_error_bound=error_bound_of(int8_linear.backward, dtype_of=(0, 5)),
+    min_bytes=_int8_min_bytes,
+    unfused=_int8_unfused,
+    sample=lambda batch, length: _int8((batch, length), 48, 6, x_scale=(batch, length), bias=(6,)),
+    large=[
+        Case("bert_up_8x128", _int8((1024,), 768, 3072, bias=(3072,)), "BERT base"),
+        Case("token", _int8((1,), 4096, 4096)),
+    ],
+    sweep=lambda rows, width: _int8((rows,), width, 4096),
+    rows=[Rows(f"tokens of {k}", partial(_int8_rows, k), {"x": 0, "y": 0}) for k in (31, 1100)],
+    sharded=(
+        "any dim except the last; or the outputs, the first dim of `weight`",
+        "rows: `x_scale` as `x`, the others replicated; outputs: `weight_scale` and `bias` as `weight`, the others "
+        "replicated",
         "of x: as x, `Partial` with sharded outputs; of bias: `Partial` with sharded rows, as it is with outputs",
     ),
 )

@@ -1,4 +1,4 @@
-"""The rule of quantized_linear for DTensors: rows of x, or rows of the packed weight, the columns of the output."""
+"""The rule of linear layers for DTensors: rows of x, or rows of the packed weight, the columns of the output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from fusedops._contract.values import Sharding
 
 def _shape_of(given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of the output."""
-    return tuple(given["grad"].shape) if "grad" in given else (*given["x"].shape[:-1], given["packed"].shape[0])
+    if "grad" in given:
+        return tuple(given["grad"].shape)
+    return (*given["x"].shape[:-1], given["packed" if "packed" in given else "weight"].shape[0])
 
 
 def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
@@ -19,8 +21,16 @@ def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
     return {"x": (*rows, None), "packed": (-1, None), "bias": (-1,), "grad": (*rows, -1)}
 
 
+def _int8_dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
+    """Return the same for int8_linear."""
+    dims = _dims_of(given)
+    rows = dims["x"][:-1]
+    return {**dims, "x_scale": rows, "weight": (-1, None), "weight_scale": (-1,), "smooth": (None,)}
+
+
 SHARDING = Sharding(
     dims_of=_dims_of,
     shape_of=_shape_of,
     reason="the sum is over whole rows",
 )
+INT8_SHARDING = SHARDING._replace(dims_of=_int8_dims_of)

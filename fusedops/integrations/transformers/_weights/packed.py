@@ -25,11 +25,16 @@ from fusedops.integrations.transformers._replacement import own_class, replaceme
 from fusedops.nn import QuantizedEmbedding, QuantizedLinear
 from fusedops.nn._packed_weight import UNPACK
 from fusedops.nn._quantized import KEYS, weight_state
-from fusedops.quantization import FORMATS
+from fusedops.quantization import INT8, LAYER_FORMATS, block_of
 
 _NOTHING = "found no linear layer or embedding whose rows are whole blocks"
 _PACKED: dict[type[Module], type[Module]] = {Linear: QuantizedLinear, Embedding: QuantizedEmbedding}
 _OPS: dict[type[Module], str] = {QuantizedLinear: "quantized_linear", QuantizedEmbedding: "dequantize"}
+
+
+def _op_of(packed: type[Module], format: str) -> str:
+    """Return the op of a packed layer."""
+    return "int8_linear" if packed is QuantizedLinear and format == INT8 else _OPS[packed]
 
 
 def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -> Applied:
@@ -47,7 +52,8 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
 
     Args:
         model: a model of transformers, or any torch module, with its weights loaded.
-        format: one of ``fusedops.quantization.FORMATS``.
+        format: one of ``fusedops.quantization.FORMATS``; or "INT8", of which the linear layers round their input to 8
+            bits too.
         skip: patterns of the names of modules that are left, such as ``lm_head`` or ``*.q_proj``.
 
     Returns:
@@ -72,8 +78,8 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
       Linear     -                 2      a row has 80 weights, no multiple of 32, the block of Q4_0
       Linear     -                 1      skip has its name
     """
-    if format not in FORMATS:
-        raise InvalidInputError(f"quantize: {unknown_name('format', format, tuple(FORMATS))}")
+    if format not in LAYER_FORMATS:
+        raise InvalidInputError(f"quantize: {unknown_name('format', format, LAYER_FORMATS)}")
     if isinstance(skip, str):
         raise InvalidInputError(
             f"quantize: got skip = {skip!r}, expected a list of names; to fix: write skip=[{skip!r}]"
@@ -110,11 +116,11 @@ def _pack_all(model: Module, whole: list[Any], format: str, patterns: tuple[str,
         reason = reasons[name]
         if type(layer) in _OPS:
             before = "" if layer.format == format else f"it is packed in {layer.format}"
-            outcomes[type(layer).__name__, _OPS[type(layer)], before] += 1
+            outcomes[type(layer).__name__, _op_of(type(layer), str(layer.format)), before] += 1
             continue
         if not reason and id(layer.weight) in kept:
             reason = "a module that is left has the same weight"
-        outcomes[type(layer).__name__, "" if reason else _OPS[_PACKED[_class_of(layer)]], reason] += 1
+        outcomes[type(layer).__name__, "" if reason else _op_of(_PACKED[_class_of(layer)], format), reason] += 1
         if not reason:
             tied.setdefault(id(layer.weight), []).append(layer)
     for group in tied.values():
@@ -141,7 +147,7 @@ def _reason_to_leave(name: str, layer: Linear | Embedding, format: str, patterns
         return "its weight has hooks of its gradient"
     if layer.weight.is_meta:
         return "its weight is not loaded"
-    columns, block = layer.weight.shape[1], FORMATS[format].weights
+    columns, block = layer.weight.shape[1], block_of(format)
     if columns % block:
         return f"a row has {columns} weights, no multiple of {block}, the block of {format}"
     beyond = quantization.beyond_range(layer.weight, format)
