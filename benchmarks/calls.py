@@ -100,6 +100,8 @@ def _made(op: Op, call: Mapping[str, Any], name: str) -> Any:
         return torch.full(spec.shape, _SEED, dtype=spec.dtype, device=spec.device)
     if name in masks(op) or spec.dtype == torch.bool:
         return torch.empty(spec.shape, dtype=torch.bool, device=spec.device).bernoulli_(1 / 3).to(spec.dtype)
+    if spec.dtype == torch.int8:
+        return torch.randint(-127, 128, spec.shape, dtype=spec.dtype, device=spec.device)
     for each in packed_rows(op):
         if each.name == name:
             return testing.random_packed(spec.shape, call[each.format]).to(spec.device)

@@ -108,23 +108,22 @@ INLINE void with_rows(int64_t rows, F f) {
 
 template <class Kind>
 void products_of_few(const IntegerProduct& p) {
+  if (p.outputs < 4) {
+    for (int64_t m = 0; m < p.rows; m++)
+      for (int64_t n = 0; n < p.outputs; n++) Kind::template tile_of_few<1, 1>(p, m, n);
+    return;
+  }
   const int64_t tiles = divide_up(p.rows, Kind::TALL);
-  int64_t n = 0;
-  for (; n < p.outputs; n += n + 4 <= p.outputs ? 4 : 1) {
+  for (int64_t n = 0; n < p.outputs; n += 4) {
     if (p.rows == 1 && n + 8 <= p.outputs) {
       Kind::template tile_of_few<1, 8>(p, 0, n);
       n += 4;
       continue;
     }
+    n = std::min(n, p.outputs - 4);  // some of the last four may be there already
     for (int64_t tile = 0; tile < tiles; tile++) {
       const int64_t m = tile * p.rows / tiles, count = (tile + 1) * p.rows / tiles - m;
-      with_rows<Kind::TALL>(count, [&](auto most) {
-        if (n + 4 <= p.outputs) {
-          Kind::template tile_of_few<decltype(most)::value, 4>(p, m, n);
-        } else {
-          Kind::template tile_of_few<decltype(most)::value, 1>(p, m, n);
-        }
-      });
+      with_rows<Kind::TALL>(count, [&](auto most) { Kind::template tile_of_few<decltype(most)::value, 4>(p, m, n); });
     }
   }
 }
@@ -193,11 +192,11 @@ void products_of_many(const IntegerProduct& p, int32_t* panel) {
 }
 
 // The sizes of both kinds, whose TARGET allows their instruction.
-#define INTEGER_KIND(NAME, TARGET, NUMBER, TERMS_OF_UNIT, OFFSET_OF_WEIGHT)                                      \
+#define INTEGER_KIND(NAME, TARGET, NUMBER, TERMS_OF_UNIT, MOST_ROWS, OFFSET_OF_WEIGHT)                           \
   using Integer = NUMBER;                                                                                        \
   static constexpr int TERMS = TERMS_OF_UNIT;                                                                    \
   static constexpr uint32_t OFFSET = OFFSET_OF_WEIGHT;                                                           \
-  static constexpr int TALL = VECTOR_BYTES == 64 ? 6 : 2; /* rows of q of a tile */                              \
+  static constexpr int TALL = MOST_ROWS; /* rows of q of a tile */                                               \
   static constexpr int64_t PANEL = VECTOR_BYTES == 64 ? 64 : 4 * LANES;                                          \
   static constexpr int64_t DEPTH = 4096; /* terms that are packed at a time */                                   \
   static int64_t units_of_panel(int64_t depth) { return round_up(divide_up(depth, TERMS), LANES) * PANEL; }      \
@@ -214,7 +213,7 @@ void products_of_many(const IntegerProduct& p, int32_t* panel) {
   static void many_rows(const IntegerProduct& p, int32_t* panel) { products_of_many<NAME>(p, panel); }
 
 struct Pairs16 {
-  INTEGER_KIND(Pairs16, , int16_t, 2, 0)
+  INTEGER_KIND(Pairs16, , int16_t, 2, VECTOR_BYTES == 64 ? 4 : 2, 0)
 
   static INLINE vint load(const int8_t* p) {
 #if VECTOR_BYTES == 64
@@ -252,7 +251,7 @@ const bool HAS_VNNI = ask_for_vnni();
 inline bool has_vnni() { return HAS_VNNI; }
 
 struct Bytes {
-  INTEGER_KIND(Bytes, __attribute__((target("avx512vnni"))), int8_t, 4, 128)
+  INTEGER_KIND(Bytes, __attribute__((target("avx512vnni"))), int8_t, 4, 6, 128)
 
   static INLINE vint load(const int8_t* p) {
     vuint v;
