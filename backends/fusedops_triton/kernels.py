@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
+
 from fusedops import Kernel, kernel, ops
-from fusedops.constraints import Constraint, Dim, OneOf
+from fusedops.constraints import Capability, Constraint, Dim, DType, OneOf
 from fusedops_triton._constraints import (
     FEW_ROWS,
     GROUPED,
@@ -174,6 +176,21 @@ KERNELS = (
     ),
     *_both(ops.layer_norm, "norms._norm:layer_norm", "norms._norm_backward:layer_norm_backward", *supported("x")),
     *_both(ops.rms_norm, "norms._norm:rms_norm", "norms._norm_backward:rms_norm_backward", *supported("x")),
+    kernel(
+        ops.int8_linear,
+        Capability("x", (8, 0)),
+        DType("x", torch.float16, torch.bfloat16, torch.float32, torch.int8),
+        DType("bias", torch.float16, torch.bfloat16, torch.float32),
+        source="fusedops_triton/quantized/_int8.py",
+        rows_independent=True,
+    )("fusedops_triton.quantized._int8:int8_linear"),
+    kernel(
+        ops.int8_linear,
+        *supported("grad"),
+        direction="backward",
+        source="torch.matmul, fusedops/ops/quantized/int8_linear.py",
+        rows_independent=PRODUCTS,
+    )("fusedops.ops.quantized.int8_linear:backward"),
     *_both(
         ops.quantized_linear,
         "quantized._quantized:linear_forward",

@@ -367,6 +367,22 @@ def _of_quantized() -> dict[str, Case]:
     return cases
 
 
+def _of_int8() -> dict[str, Case]:
+    case = {"op": "int8_linear", "dtype": "bfloat16", "spilled": 8}
+    shapes = {"few": ([8, 4096, 4096], OTHERS[:1]), "tiles": ([512, 4096, 4096], ("sm_90", *OTHERS))}
+    return {
+        f"int8, {name}, {target}": {**case, "shape": shape, "target": target}
+        for name, (shape, targets) in shapes.items()
+        for target in targets
+    }
+
+
+def check_int8(case: Case, facts: dict[str, Any]) -> None:
+    # several programs on a processor; the rows are read by 4 bytes or more, some of int8 lie at no multiple of 16
+    assert facts["registers"] * facts["warps"] <= 2**10, facts
+    assert facts["loads"].keys() <= {"2", "4", "8", "16"}, facts
+
+
 def check_quantized(case: Case, facts: dict[str, Any]) -> None:
     assert facts["kernel"] in {kernel for kernel, packed, *_ in PRODUCTS.values() if packed == case["format"]}
     # one program on a processor or more
@@ -411,6 +427,7 @@ FAMILIES = (
     (_of_gated, check_gated),
     (_of_gated_norm, check_gated_norm),
     (_of_merge, check_merge),
+    (_of_int8, check_int8),
     (_of_quantized, check_quantized),
     (_of_loss, check_loss),
     (_of_rotary, check_rotary),

@@ -69,6 +69,7 @@ PACKED: dict[str, Case] = {
     }
     for rows in (1, 512)
 }
+PACKED["int8_linear"] = {"op": "int8_linear", "dtype": "bfloat16", "target": "sm_90", "shape": [512, 4096, 4096]}
 CASES |= PRODUCTS | PACKED
 
 

@@ -1,10 +1,22 @@
-"""The launches of quantized_linear that ``triton_aot.py`` compiles."""
+"""The launches of quantized_linear and int8_linear that ``triton_aot.py`` compiles."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+
+
+def launch_int8(case: dict[str, Any]) -> None:
+    """Make the launch of a case. op: "int8_linear"; shape (rows, K, N), dtype."""
+    from fusedops.ops.quantized.int8_linear import Int8LinearArgs
+    from fusedops_triton.quantized import _int8
+
+    rows, columns, outputs = case["shape"]
+    q, weight = (torch.empty(each, columns, dtype=torch.int8, device="meta") for each in (rows, outputs))
+    scales = (torch.empty(each, device="meta") for each in (rows, outputs))
+    bias = torch.empty(outputs, dtype=getattr(torch, case["dtype"]), device="meta")
+    _int8.int8_linear(Int8LinearArgs(q, next(scales), weight, next(scales), bias, dtype=case["dtype"]))
 
 
 def launch_quantized(case: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from expert_launches import launch_experts
 from linear_attention_launches import launch_linear_attention
 from log_prob_launches import launch_log_probs
 from overflows import overflows
-from quantized_launches import launch_quantized
+from quantized_launches import launch_int8, launch_quantized
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -41,6 +41,7 @@ _TYPES = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
     torch.float64: "*fp64",
+    torch.int8: "*i8",
     torch.uint8: "*u8",
     torch.int16: "*i16",
     torch.int64: "*i64",
@@ -433,6 +434,8 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return recorded_launch(case, launch_log_probs)
     if case["op"].startswith("quantized_linear"):
         return recorded_launch(case, launch_quantized)
+    if case["op"] == "int8_linear":
+        return recorded_launch(case, launch_int8)
     if case["op"].startswith("linear_attention"):
         return recorded_launch(case, launch_linear_attention)
     if case["op"] == "sample":
