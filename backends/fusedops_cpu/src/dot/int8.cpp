@@ -26,12 +26,9 @@ INLINE vint load_int8(const int8_t* p) {
   memcpy(&v, p, sizeof v);
   return __builtin_convertvector(v, vint);
 }
-INLINE void store_as_integers(int8_t* p, vint v) {
-  const vint8 narrow = __builtin_convertvector(v, vint8);
-  memcpy(p, &narrow, sizeof narrow);
-}
-INLINE void store_as_integers(int16_t* p, vint v) {
-  const vint16 narrow = __builtin_convertvector(v, vint16);
+template <class Integer>
+INLINE void store_as_integers(Integer* p, vint v) {
+  const auto narrow = __builtin_convertvector(v, std::conditional_t<sizeof(Integer) == 1, vint8, vint16>);
   memcpy(p, &narrow, sizeof narrow);
 }
 inline int32_t sum_of(vint v) {
