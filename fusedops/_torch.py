@@ -34,8 +34,6 @@ TENSOR_TYPES = frozenset((Tensor, Parameter))
 is_jit_tracing: Callable[[], bool] = _c._is_tracing
 #: How many modes see each op, such as those of fake tensors.
 dispatch_modes: Callable[[], int] = _c._len_torch_dispatch_stack
-#: How many modes see each function of torch, such as that of torch.device in a with statement.
-function_modes: Callable[[], int] = _c._len_torch_function_stack
 #: The functorch transform in effect, or None.
 functorch_level: Callable[[], Any] = _c._functorch.peek_interpreter_stack
 #: The hooks of torch.autograd.graph.saved_tensors_hooks in effect, or None. Takes True, to see those of a trace too.

@@ -107,13 +107,16 @@ def block_of(format: str) -> int:
 
 
 def int8_parts(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight (N, K), int8, and its scales (N,), float32, of rows of INT8: views of their bytes.
+    """Return the weight (N, K), int8, and its scales (N,), float32, of rows of INT8: views of their bytes,
+    where these are contiguous and aligned.
 
     >>> import torch, fusedops
     >>> from fusedops.quantization import int8_parts
     >>> int8_parts(fusedops.quantization.quantize(torch.tensor([[1.0, 0.0, -127.0, 0.5]]), "INT8"))
     (tensor([[   1,    0, -127,    0]], dtype=torch.int8), tensor([1.]))
     """
+    if not packed.is_contiguous() or packed.storage_offset() % _SCALE_BYTES:  # bytes of a user's own state dict
+        packed = packed.clone(memory_format=torch.contiguous_format)
     return packed.view(torch.int8)[..., :-_SCALE_BYTES], packed.view(torch.float32)[..., -1]
 
 
@@ -213,11 +216,11 @@ def dequantize(packed: Tensor, format: str, dtype: torch.dtype = torch.float32) 
 
     Args:
         packed: uint8, (..., bytes of a row).
-        format: one of ``FORMATS``.
+        format: one of ``FORMATS``, or "INT8".
         dtype: of the result; the values are float32, and are rounded to it.
 
     Returns:
-        (..., K), the values of ``gguf.dequantize``, bit for bit.
+        (..., K), the values of ``gguf.dequantize``, bit for bit; of INT8, integers times scale in float32.
 
     Raises:
         InvalidInputError: an argument is not as above, or the bytes of a row are no whole number of blocks.
@@ -238,7 +241,7 @@ def dequantize(packed: Tensor, format: str, dtype: torch.dtype = torch.float32) 
             f"returned, or the data of a GGUF tensor, with its format"
         )
     if format == INT8:
-        weight, scale = int8_parts(packed.contiguous())
+        weight, scale = int8_parts(packed)
         return (weight.float() * scale[..., None]).to(dtype)
     sizes = FORMATS[format]
     # a negative view would stay one as float16, and bytes of other strides cannot be viewed as numbers

@@ -81,6 +81,8 @@ def test_int8_rounds_the_input_too_and_its_state_dict_has_the_format() -> None:
     weight = q_proj.weight + 0
     packed.remove()
     assert torch.equal(q_proj.weight, weight)
+    wide = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(133_004, 1))
+    assert [row.op for row in quantize(wide, format="INT8").rows] == ["int8_linear", ""]
 
 
 def test_a_part_of_a_model_stays_tied_and_cannot_be_saved(tmp_path: Path) -> None:

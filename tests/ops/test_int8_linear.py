@@ -54,6 +54,28 @@ def test_the_result_is_that_of_exact_sums(rows: int, columns: int, backend: str)
             assert torch.equal(got, want.to(dtype or torch.float32))
 
 
+def test_a_zero_has_the_sign_of_its_factors(backend: str) -> None:
+    q, weight, ones = integers(2, 8), integers(3, 8), torch.ones(3)
+    zeros = fusedops.int8_linear(q.abs(), -torch.zeros(2), weight.abs(), ones)
+    assert zeros.signbit().all()
+    q[0] = 0
+    added = fusedops.int8_linear(q, -torch.ones(2), weight, ones, -torch.zeros(3, dtype=torch.bfloat16))
+    assert added[0].signbit().all()
+
+
+def test_bytes_may_lie_anywhere(backend: str) -> None:
+    packed = fusedops.quantization.quantize(torch.randn(5, 16), "INT8")
+    moved = torch.zeros(5 * 20 + 1, dtype=torch.uint8)[1:].view(5, 20).copy_(packed)
+    for each in (moved, packed.t().contiguous().t()):
+        assert torch.equal(
+            fusedops.quantization.dequantize(each, "INT8"), fusedops.quantization.dequantize(packed, "INT8")
+        )
+        layer = fusedops.nn.QuantizedLinear(16, 5, bias=False, format="INT8")
+        layer.load_state_dict({"packed_INT8": each}, assign=True)
+        x = torch.randn(3, 16)
+        assert torch.equal(layer(x), fusedops.int8_linear(x, None, *fusedops.quantization.int8_parts(packed)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_any_rows_and_threads_give_the_bits_of_eager(dtype: torch.dtype) -> None:
     """Rows that are subnormal, 0 and not finite among them, and scales that are given, which saturate."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch.nn import Module
 
 from fusedops.integrations.transformers._replacement import own_class, replacement_of
-from fusedops.integrations.transformers._trial.source import names_of
 
 # functions of torch and of other libraries that an op can take the place of
 _FUNCTIONS = {
@@ -80,9 +79,17 @@ def _names_in(kind: type[Any]) -> set[str]:
         if not isinstance(function, FunctionType) or function in seen:
             continue
         seen.add(function)
-        own = set(names_of(function.__code__))
+        own = set(_names_of(function.__code__))
         names |= own
         for holder in (vars(kind), function.__globals__):
             called = (holder.get(name) for name in own)
             waiting += [each for each in called if getattr(each, "__module__", None) == function.__module__]
     return names
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in a code and in the functions that it defines."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_of(constant)

@@ -29,7 +29,7 @@ from fusedops.constraints import (
 from fusedops.dtypes import STORAGE, compute_dtype, no_autocast
 from fusedops.quantization import rounded_rows
 
-_MOST_TERMS = 133_000  # products of 127 * 127 whose sum is below 2^31
+MOST_TERMS = 133_000  # products of 127 * 127 whose sum is below 2^31
 _TERMS = 1024  # products of 127 * 127 whose sum is below 2^24: exact in float32, in any order
 _BY_NAME = {each.name: each.dtype for each in STORAGE.values() if each.dtype is not torch.float64}
 
@@ -183,7 +183,7 @@ OP = Op(
     constraints=[
         Int8("x", or_floating=True),
         Rank("x", at_least=1),
-        Dim("x", (-1,), at_most=_MOST_TERMS),
+        Dim("x", (-1,), at_most=MOST_TERMS),
         Between("x_scale", 0.01, 0.1),
         SameDevice("x_scale", "x"),
         LeadingDims("x_scale", "x"),

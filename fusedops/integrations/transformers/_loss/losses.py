@@ -13,7 +13,6 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops.integrations.transformers._loss.deferred_logits import DeferredLogits, fused_loss
-from fusedops.integrations.transformers._trial.memory import remembered
 from fusedops.integrations.transformers._trial.source import home_of
 from fusedops.integrations.transformers._trial.twin import called, near, numbers
 
@@ -85,15 +84,10 @@ def recognised_loss(module: Any) -> Loss | str | None:
     home = _other_home(function)
     if home is not None:
         return f"its loss calls {home}'s function"
-    shifts = remembered(function, lambda: _shifts(function), "loss")
-    if shifts is None:
-        return "its loss is not that of causal or masked language models"
-    return Loss(shifts, module.__dict__.get(_ATTRIBUTE))
-
-
-def _shifts(function: Callable[..., Any]) -> bool | None:
-    """Return True for a loss of causal models, False for one of masked models, None for another."""
-    return next((shifts for shifts in (True, False) if _has_values_of(Loss(shifts), function)), None)
+    for shifts in (True, False):
+        if _has_values_of(Loss(shifts), function):
+            return Loss(shifts, module.__dict__.get(_ATTRIBUTE))
+    return "its loss is not that of causal or masked language models"
 
 
 def loss_of(module: Module) -> Loss | None:

@@ -7,7 +7,7 @@ random numbers with stand-ins for its layers, both ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, cast
@@ -20,7 +20,6 @@ from fusedops import ops
 from fusedops._torch import is_traced
 from fusedops.integrations.transformers._modules.linear import Dense, is_served, recognised_linear
 from fusedops.integrations.transformers._replacement import Replacement, own_class
-from fusedops.integrations.transformers._trial.memory import remembered
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import (
     Raised,
@@ -117,15 +116,10 @@ def recognised_activated(module: Module) -> Activated | None:
     activations = {name: activation for name, activation in activations.items() if activation is not None}
     if not activations:
         return None
-    layers = tuple(name for name, child in children.items() if isinstance(recognised_linear(child), Dense))
-    pairs = tuple(product(activations.items(), layers))
-    return remembered(module, lambda: _tried(module, pairs), "activated", pairs)
-
-
-def _tried(module: Module, pairs: Iterable[tuple[tuple[str, str], str]]) -> Activated | None:
-    if not pairs or reason_of_source([module], tried=("float16",), outside=True) is not None:
+    layers = [name for name, child in children.items() if isinstance(recognised_linear(child), Dense)]
+    if not layers or reason_of_source([module], tried=("float16",), outside=True) is not None:
         return None
-    for (child, activation), layer in pairs:
+    for (child, activation), layer in product(activations.items(), layers):
         if _computes_the_same(Activated(layer, child, activation), module):
             return Activated(layer, child, activation)
     return None
@@ -142,10 +136,6 @@ def activation_of(module: Module) -> str | None:
     arguments = parameters_of(own_class(module).forward)
     if not arguments or len(arguments) != 1 or is_replaced_elsewhere(module):
         return None
-    return remembered(module, lambda: _activation_tried(module), "name of an activation")
-
-
-def _activation_tried(module: Module) -> str | None:
     alone = without_hooks(module)
     if alone is None or reason_of_source([module]) is not None:
         return None

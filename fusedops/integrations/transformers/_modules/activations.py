@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from fusedops import ops
 from fusedops.integrations.transformers._replacement import Replacement, own_class
-from fusedops.integrations.transformers._trial.memory import remembered
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import (
     called,
@@ -67,10 +66,6 @@ def recognised_activation(module: Module) -> Replacement | str | None:
     alone = without_hooks(module)
     if alone is None:
         return "it cannot be copied, and is not called itself" if named else None
-    return remembered(module, lambda: _tried(module, alone, named), "activation")
-
-
-def _tried(module: Module, alone: Module, named: bool) -> Replacement | str | None:
     reason = reason_of_source([module])
     if reason is not None:
         return reason if named else None

@@ -20,7 +20,6 @@ from torch.nn import Module, Parameter
 from fusedops import ops
 from fusedops.integrations.transformers._modules.gated import clamps_of
 from fusedops.integrations.transformers._replacement import Replaced, Replacement, own_body, own_class
-from fusedops.integrations.transformers._trial.memory import remembered
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import (
     called,
@@ -112,10 +111,8 @@ def recognised_whole_experts(module: Module) -> Replacement | str | None:
     >>> recognised_whole_experts(torch.nn.Linear(2, 2))
     """
     small = _SmallExperts.of(module)
-    return None if small is None else remembered(module, lambda: _whole_tried(module, small), "experts")
-
-
-def _whole_tried(module: Module, small: _SmallExperts) -> Replacement | str | None:
+    if small is None:
+        return None
     reason = reason_of_source([*module.modules()])
     if reason is not None:
         return reason
@@ -255,10 +252,6 @@ def recognised_experts(module: Module, whole: bool = True) -> Replacement | str 
         return (
             'the implementation "eager" has the gate in its forward; to fix: set_experts_implementation("grouped_mm")'
         )
-    return remembered(module, lambda: _gate_tried(module, gate), "gate of experts")
-
-
-def _gate_tried(module: Module, gate: Any) -> Replacement | str:
     reason = reason_of_source([*module.modules()])
     if reason is not None:
         return reason

@@ -22,12 +22,10 @@ from torch.nn import Dropout, Linear, Module, Parameter
 from fusedops import ops
 from fusedops.integrations.transformers._loss.recomputed import call_without_keeping
 from fusedops.integrations.transformers._replacement import Replacement, own_class
-from fusedops.integrations.transformers._trial.memory import remembered
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import (
     Raised,
     called,
-    has_tensors,
     hooked,
     is_replaced_elsewhere,
     near,
@@ -114,10 +112,6 @@ def recognised_gated(module: Module) -> Replacement | str | None:
     named, has_gate, child = _is_named(module), any(_roles(parts.linears)), hooked(module)
     if child is not None and has_gate:
         return f"its {child} has hooks" if named else None
-    return remembered(module, lambda: _tried(module, parts, named, has_gate), "gated MLP")
-
-
-def _tried(module: Module, parts: _Parts, named: bool, has_gate: bool) -> Replacement | str | None:
     inside = [each for child in parts.rest.values() for each in child.modules()]
     reason = reason_of_source([module, *inside]) if has_gate else None
     if reason is not None:
@@ -169,7 +163,7 @@ class _Parts:
                 linears[name] = sizes  # pyright: ignore[reportArgumentType]
             elif isinstance(child, Dropout):
                 dropouts.append(name)
-            elif not has_tensors(child):
+            elif not any(True for _ in (*child.parameters(), *child.buffers())):
                 rest[name] = child
             else:
                 others.append(name)

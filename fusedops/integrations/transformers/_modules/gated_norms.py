@@ -15,7 +15,6 @@ from torch.nn import Module
 from fusedops import ops
 from fusedops.dtypes import promoted
 from fusedops.integrations.transformers._replacement import Replacement, own_class
-from fusedops.integrations.transformers._trial.memory import remembered
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import (
     called,
@@ -79,12 +78,7 @@ def recognised_gated_norm(module: Module) -> Replacement | str | None:
     parameters = dict(module.named_parameters(recurse=False))
     if parameters.keys() != {"weight"} or parameters["weight"].dim() != 1 or dict(module.named_buffers()):
         return "its parameters are not a weight of one dim"
-    size = parameters["weight"].shape[0]
-    return remembered(module, lambda: _tried(module, arguments, size), "gated norm")
-
-
-def _tried(module: Module, arguments: tuple[str, str], size: int) -> Replacement | str:
-    reason = reason_of_source([module])
+    size, reason = parameters["weight"].shape[0], reason_of_source([module])
     if reason is not None:
         return reason
     norm = next((norm for norm in _hypotheses(module, arguments, size) if _has_values_of(norm, module, size)), None)

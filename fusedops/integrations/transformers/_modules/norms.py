@@ -16,7 +16,6 @@ from fusedops import ops
 from fusedops._torch import autocasts, is_traced
 from fusedops.dtypes import compute_dtype, promoted
 from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
-from fusedops.integrations.transformers._trial.memory import remembered
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import (
     called,
@@ -107,10 +106,6 @@ def recognised_norm(module: Module) -> Replacement | str | None:
     size = _size(module, parameters)
     if size < 2:
         return "the size of its weight is not known"
-    return remembered(module, lambda: _tried(module, parameters, size), "norm")
-
-
-def _tried(module: Module, parameters: Mapping[str, Tensor], size: int) -> Replacement | str:
     reason = reason_of_source([module], tried=("float16", "half"))
     if reason is not None:
         return reason

@@ -23,7 +23,6 @@ from fusedops.integrations.transformers._replacement import Replacement, own_cla
 from fusedops.integrations.transformers._routers.choices import recognised_routing
 from fusedops.integrations.transformers._routers.router import Logits, Router
 from fusedops.integrations.transformers._routers.small_router import ARGUMENT, Path, Result, SmallRouter, ordinary_rows
-from fusedops.integrations.transformers._trial.memory import remembered
 from fusedops.integrations.transformers._trial.source import reason_of_source
 from fusedops.integrations.transformers._trial.twin import Raised, is_replaced_elsewhere, near, numbers, parameters_of
 from fusedops.integrations.transformers._trial.whole import TOKENS, seen_whole
@@ -40,7 +39,7 @@ def recognised_router(module: Module) -> Replacement | str | None:
     >>> recognised_router(torch.nn.Linear(2, 2))
     """
     small = SmallRouter.of(module)
-    outcome = None if small is None else remembered(module, lambda: _recognised(module, small), "router")
+    outcome = None if small is None else _recognised(module, small)
     if outcome is None and "router" in own_class(module).__name__.lower():
         return _reason_of_form(module)
     return outcome

@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
@@ -132,25 +132,25 @@ class _Reader:
             value = getattr(value, held) if isinstance(value, kind) else value
         self._constant(value)
         home = home_of(value)
-        if isinstance(value, Module) and (is_library(home) or home.startswith("kernels.")):
+        if isinstance(value, Module) and (_is_library(home) or home.startswith("kernels.")):
             value = type(value).forward  # a function that the package kernels may replace
             home = home_of(value)
         if isinstance(value, FunctionType):
             self._function(name, value, home)
         elif isinstance(value, BuiltinFunctionType):
-            known = value.__name__ in _BUILTINS if home == "builtins" else is_library(home)
+            known = value.__name__ in _BUILTINS if home == "builtins" else _is_library(home)
             if not known or value.__name__.startswith(("set_", "_")) or value.__name__ in _ASKS:
                 self._refuse(f"calls {name}")
         elif isinstance(value, type):
             self._class(name, value, home)
-        elif not isinstance(value, _PLAIN) and not (home.startswith("transformers.") and is_library(home)):
+        elif not isinstance(value, _PLAIN) and not (home.startswith("transformers.") and _is_library(home)):
             self._refuse(f"uses {name}, of {type(value).__name__}")
 
     def _class(self, name: str, cls: type[Any], home: str) -> None:
         if issubclass(cls, torch.autograd.Function):
             for each in ("forward", "backward", "setup_context"):
                 self.value(each, getattr(cls, each))
-        elif not is_library(home) or (home.startswith("torch.") and not home.startswith(_KNOWN)):
+        elif not _is_library(home) or (home.startswith("torch.") and not home.startswith(_KNOWN)):
             self._refuse(f"uses {name}")
 
     def _function(self, name: str, function: FunctionType, home: str) -> None:
@@ -159,7 +159,7 @@ class _Reader:
         self._read.add(id(function))
         self._names.append(vars(function))
         free = dict(zip(function.__code__.co_freevars, contents_of(function)))
-        if not is_library(home):
+        if not _is_library(home):
             for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
                 self.value(f"a default of {name}", each)
             self._code(function.__code__, function.__globals__, free)
@@ -201,7 +201,7 @@ class _Reader:
         """Read what a name outside of the function stands for; return a module of Python, whose names follow."""
         if not isinstance(value, ModuleType):
             self.value(name, value)
-        elif value in _ENTERED or value.__name__.startswith("torch.distributions") or not is_standard(value.__name__):
+        elif value in _ENTERED or value.__name__.startswith("torch.distributions") or not _is_standard(value.__name__):
             return value
         else:
             self._refuse(f"uses {name}")
@@ -234,19 +234,11 @@ def home_of(value: Any) -> str:
     return str(type(value).__module__)
 
 
-def names_of(code: CodeType) -> Iterator[str]:
-    """Yield the names of globals and attributes in a code and in the functions that it defines."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_of(constant)
-
-
-def is_library(home: str) -> bool:
+def _is_library(home: str) -> bool:
     first, _, rest = home.partition(".")
     return first in _OF_LIBRARIES or (first == "transformers" and not rest.startswith("models."))
 
 
-def is_standard(home: str) -> bool:
+def _is_standard(home: str) -> bool:
     """Return True for a module of Python's library and for one of torch."""
     return home.partition(".")[0] in ("torch", *sys.stdlib_module_names)

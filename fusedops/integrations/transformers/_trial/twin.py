@@ -22,8 +22,8 @@ from torch.nn import Dropout, Module
 from fusedops.dtypes import compute_dtype, no_autocast
 from fusedops.integrations.transformers._replacement import own_class
 
-OF_MODULES = frozenset(vars(Module()))
-HOOKS = tuple(sorted(name for name in OF_MODULES if "_hooks" in name))
+_OF_MODULES = frozenset(vars(Module()))
+_HOOKS = tuple(sorted(name for name in _OF_MODULES if "_hooks" in name))
 _PLAIN = (int, float, bool, str, type(None), torch.dtype)
 
 
@@ -64,7 +64,7 @@ def key_of(module: Module) -> Any:
     """
     parts: list[Any] = []
     for name, each in cast("Iterator[tuple[str, Module]]", module.named_modules()):
-        parts += (name, own_class(each), *(bool(vars(each)[hooks]) for hooks in HOOKS))
+        parts += (name, own_class(each), *(bool(vars(each)[hooks]) for hooks in _HOOKS))
         for held in ("_parameters", "_buffers"):
             tensors = cast("dict[str, Tensor | None]", vars(each)[held])
             parts += (
@@ -72,15 +72,17 @@ def key_of(module: Module) -> Any:
                 for key, value in tensors.items()
             )
         for attribute, value in vars(each).items():
-            if attribute not in OF_MODULES:
+            if attribute not in _OF_MODULES:
                 parts += (attribute, _setting(value))
     return tuple(parts)
 
 
 def _setting(value: Any) -> Any:
     """Return what an attribute is compared by."""
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple) and all(type(each) in _PLAIN for each in value):
         return type(value), *map(_setting, value)
+    if type(value) is float:
+        return float, value.hex()  # -0.0 is not 0.0
     return type(value), value if type(value) in _PLAIN else id(value)
 
 
@@ -107,7 +109,7 @@ def twin(
     """
     copy = object.__new__(own_class(module))
     for name, value in module.__dict__.items():
-        if name in HOOKS:
+        if name in _HOOKS:
             copy.__dict__[name] = type(value)()
         else:
             copy.__dict__[name] = _copied(value)
@@ -227,4 +229,4 @@ def is_changed(function: Any) -> bool:
 
 def has_hooks(module: Module) -> bool:
     """Return True for a module that has a hook of its own."""
-    return any(vars(module)[hooks] for hooks in HOOKS)
+    return any(vars(module)[hooks] for hooks in _HOOKS)

@@ -25,6 +25,7 @@ from fusedops.integrations.transformers._replacement import own_class, replaceme
 from fusedops.nn import QuantizedEmbedding, QuantizedLinear
 from fusedops.nn._packed_weight import UNPACK
 from fusedops.nn._quantized import KEYS, weight_state
+from fusedops.ops.quantized.int8_linear import MOST_TERMS
 from fusedops.quantization import INT8, LAYER_FORMATS, block_of
 
 _NOTHING = "found no linear layer or embedding whose rows are whole blocks"
@@ -150,6 +151,8 @@ def _reason_to_leave(name: str, layer: Linear | Embedding, format: str, patterns
     columns, block = layer.weight.shape[1], block_of(format)
     if columns % block:
         return f"a row has {columns} weights, no multiple of {block}, the block of {format}"
+    if format == INT8 and isinstance(layer, Linear) and columns > MOST_TERMS:
+        return f"a row has {columns} weights, more than the {MOST_TERMS} products of INT8 whose sum is exact"
     beyond = quantization.beyond_range(layer.weight, format)
     return f"its weight has {beyond}" if beyond else ""
 
