@@ -42,7 +42,7 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "got Python %d.%d, expected 3.11 or later, which \
 	transformers needs; to fix: PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' 'hatchling>=1.26'
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' hatchling
 	@$(BIN)/python tools/downloads.py '$(TORCH)'
 	$(COMPILE_BESIDE) \
 	$(BIN)/python -m pip install --quiet '$(TORCH)' && \
@@ -56,7 +56,7 @@ $(VENV)/ready: pyproject.toml tests/example_plugin/fusedops-backend-example/pypr
 # What `make demo` needs: torch and two packages. `make test` adds the others to the same environment.
 $(VENV)/demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' 'hatchling>=1.26'
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' hatchling
 	@$(BIN)/python tools/downloads.py '$(TORCH)' --group demo
 	$(COMPILE_BESIDE) $(BIN)/python -m pip install --quiet '$(TORCH)' --group demo
 	$(BIN)/python -m pip install --quiet --editable .

@@ -187,7 +187,7 @@ def _result(model: Module, batch: Any) -> Tensor:
         )
     result = next((each for each in found if each.dim()), found[0]).detach()
     seen = cast("Mapping[str, Any]", batch).get("attention_mask") if isinstance(batch, Mapping) else None
-    if isinstance(seen, Tensor) and seen.dim() == 2 and result.shape[:2] == seen.shape:
+    if isinstance(seen, Tensor) and result.dim() == 3 and result.shape[:2] == seen.shape:
         return result[seen.bool()]
     return result.clone()
 

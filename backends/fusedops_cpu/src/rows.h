@@ -94,7 +94,8 @@ class FloatRow {
       return;
     }
     load_as(dtype, values, row, columns);
-    each(columns, [=](int64_t i, auto lanes) { store(row + i, load(row + i, lanes) + offset, lanes); });
+    if (offset != 0)
+      each(columns, [=](int64_t i, auto lanes) { store(row + i, load(row + i, lanes) + offset, lanes); });
   }
   bool failed() const { return failed_; }
   const float* data() const { return data_; }

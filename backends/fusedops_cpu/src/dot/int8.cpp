@@ -111,23 +111,11 @@ struct IntegerRows {
   }
 };
 
-// A product that is rounded: without the barrier the sum with a bias may be fused.
-INLINE vfloat rounded(vfloat p) {
-#if defined(__x86_64__) && VECTOR_BYTES == 64
-  asm("" : "+v"(p));
-#elif defined(__x86_64__)
-  asm("" : "+x"(p));
-#elif defined(__aarch64__)
-  asm("" : "+w"(p));
-#endif
-  return p;
-}
-
 template <class Kind>
 Status run(const Int8Linear& call) {
   const int64_t rows = call.rows, columns = call.columns, outputs = call.outputs;
   const IntegerRows<Kind> q(rows, columns);
-  const FloatRow bias(call.bias, call.bias_dtype, call.bias ? outputs : 0, 0.0f, -0.0f);  // so that -0.0 stays
+  const FloatRow bias(call.bias, call.bias_dtype, call.bias ? outputs : 0, 0.0f, 0.0f);
   const FloatRow smooth(call.smooth, call.smooth_dtype, call.smooth ? columns : 0, 0.0f, 0.0f);
   if (q.failed() || bias.failed() || smooth.failed()) return OUT_OF_MEMORY;
 
@@ -172,7 +160,7 @@ Status run(const Int8Linear& call) {
     for (int64_t m = 0; m < row_count; m++) {
       const int32_t* mine = sums + m * Kind::PANEL;
       const int32_t offset = int32_t(Kind::OFFSET * uint32_t(integers->sums.data()[row + m]));  // modulo 2^32
-      const vfloat scale = integers->scales.data()[row + m] - vfloat{};                         // -0.0 stays
+      const vfloat scale = all(integers->scales.data()[row + m]);
       char* to = (char*)call.y + ((row + m) * outputs + output) * itemsize;
       with_dtype(call.y_dtype, [=](auto element) {
         auto* y = (decltype(element)*)to;

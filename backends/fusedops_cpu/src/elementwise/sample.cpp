@@ -19,18 +19,9 @@ namespace {
 
 constexpr float UNIT = 0x1p40f;  // a probability of 1 in sums
 
-// A product that is rounded: without the barrier a sum of it may be fused.
 template <class V>
 INLINE V product(V a, V b) {
-  V p = a * b;
-#if defined(__x86_64__) && VECTOR_BYTES == 64
-  asm("" : "+v"(p));
-#elif defined(__x86_64__)
-  asm("" : "+x"(p));
-#elif defined(__aarch64__)
-  asm("" : "+w"(p));
-#endif
-  return p;
+  return rounded(a * b);
 }
 INLINE vfloat product(vfloat a, float b) { return product(a, all(b)); }
 

@@ -59,7 +59,20 @@ INLINE To bits_as(From value) {
   return result;
 }
 
-INLINE vfloat all(float value) { return vfloat{} + value; }
+INLINE vfloat all(float value) { return value - vfloat{}; }  // a sum with 0 would make 0 of -0
+
+// A product that is rounded: without the barrier a sum of it may be fused.
+template <class V>
+INLINE V rounded(V product) {
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+  asm("" : "+v"(product));
+#elif defined(__x86_64__)
+  asm("" : "+x"(product));
+#elif defined(__aarch64__)
+  asm("" : "+w"(product));
+#endif
+  return product;
+}
 
 INLINE vint lanes_below(int n) {
   vint index;
