@@ -58,6 +58,7 @@ def _formulas(op: Callable[..., Any], rows: _Promise) -> tuple[Kernel, Kernel]:
     return _both(op, forward_of(op.__name__), backward_of(op.__name__), rows)
 
 
+_PAGED = "attention.paged_attention:paged_attention"
 KERNELS = (
     *_both(ops.attention, "attention._attention:attention", "attention._attention:attention_backward", PRODUCTS),
     *_both(
@@ -72,6 +73,7 @@ KERNELS = (
         "attention.varlen_attention:varlen_attention_backward",
         PRODUCTS,
     ),
+    _both(ops.paged_attention, _PAGED, _PAGED, PRODUCTS)[0],
     *_formulas(ops.bias_dropout, PLACE),
     *_formulas(ops.bias_dropout_add, PLACE),
     *_both(ops.bias_gelu, "bias._gelu:gelu_forward", "bias._gelu:gelu_backward", VECTORS),

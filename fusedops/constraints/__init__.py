@@ -48,6 +48,7 @@ from fusedops.constraints.dtypes import DType as DType
 from fusedops.constraints.dtypes import Floating as Floating
 from fusedops.constraints.dtypes import Int8 as Int8
 from fusedops.constraints.dtypes import Integers as Integers
+from fusedops.constraints.dtypes import Lengths as Lengths
 from fusedops.constraints.dtypes import LogSums as LogSums
 from fusedops.constraints.dtypes import Mask as Mask
 from fusedops.constraints.dtypes import Offsets as Offsets
@@ -93,6 +94,7 @@ __all__ = [
     "Integer",
     "LastDims",
     "LeadingDims",
+    "Lengths",
     "LogSums",
     "Mask",
     "NotLarger",

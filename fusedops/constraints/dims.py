@@ -79,6 +79,7 @@ class DimMultiple(Beside):
         dim: the dim of both, counted from the first.
         at_most: the largest factor, or None. With 1 the sizes are equal.
         fix: the text of the fix, where the usual one is not enough.
+        other_dim: the dim of ``other``, where it is another one.
 
     >>> from fusedops.constraints import DimMultiple
     >>> DimMultiple("q", "k", 1).describe()
@@ -88,9 +89,17 @@ class DimMultiple(Beside):
     code = ReasonCode.SIZE
     reads_shapes = True
 
-    def __init__(self, name: str, other: str, dim: int, at_most: int | None = None, fix: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        other: str,
+        dim: int,
+        at_most: int | None = None,
+        fix: str = "",
+        other_dim: int | None = None,
+    ) -> None:
         super().__init__(name, other)
-        (self.dim,) = integers("DimMultiple", name, (dim,))
+        self.dim, self.other_dim = integers("DimMultiple", name, (dim, dim if other_dim is None else other_dim))
         self.at_most, self.fix = at_most, fix
         if at_most is not None and (type(at_most) is not int or at_most < 1):
             raise ValueError(
@@ -98,16 +107,16 @@ class DimMultiple(Beside):
             )
 
     def expression(self, constants: dict[str, object]) -> str:
-        size, other = f"{self.name}.shape[{self.dim}]", f"{self.other}.shape[{self.dim}]"
+        size, other = f"{self.name}.shape[{self.dim}]", f"{self.other}.shape[{self.other_dim}]"
         if self.at_most == 1:
             return f"{size} == {other}"
         limit = "" if self.at_most is None else f" and {size} <= {self.at_most} * {other}"
         return f"({size} % {other} == 0{limit} if {other} else not {size})"
 
     def accepts(self, tensor: Any, other: Any) -> bool:
-        if min(tensor.dim(), other.dim()) <= self.dim:
+        if tensor.dim() <= self.dim or other.dim() <= self.other_dim:
             return True
-        size, unit = tensor.shape[self.dim], other.shape[self.dim]
+        size, unit = tensor.shape[self.dim], other.shape[self.other_dim]
         if not possible(unit != 0):
             return possible(size == 0)
         return possible(size % unit == 0) and (self.at_most is None or possible(size <= self.at_most * unit))
@@ -116,23 +125,26 @@ class DimMultiple(Beside):
         if self.at_most == 1:
             return f"dim {self.dim} as in {self.other}"
         limit = "" if self.at_most is None else f", at most {self.at_most} times it"
-        return f"dim {self.dim} a multiple of that of {self.other}{limit}"
+        of = "that" if self.other_dim == self.dim else f"dim {self.other_dim}"
+        return f"dim {self.dim} a multiple of {of} of {self.other}{limit}"
 
     def given(self, tensor: Any, other: Any) -> str:
         return f"dim {self.dim} of {self.name} = {tensor.shape[self.dim]}"
 
     def needed(self, tensor: Any, other: Any) -> str:
-        unit = other.shape[self.dim]
+        unit = other.shape[self.other_dim]
         if self.at_most == 1:
             return f"{unit}, as in {self.other}"
         limit = "" if self.at_most is None else f", at most {self.at_most} times as large"
         return f"a multiple of {unit}, as in {self.other}{limit}"
 
     def fix_of(self, tensor: Any, other: Any) -> str:
-        return self.fix or f"pass {self.other} with a size of dim {self.dim} that divides {tensor.shape[self.dim]}"
+        return (
+            self.fix or f"pass {self.other} with a size of dim {self.other_dim} that divides {tensor.shape[self.dim]}"
+        )
 
     def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
-        unit = other.shape[self.dim]
+        unit = other.shape[self.other_dim]
         factors = (1, 2, *((self.at_most, self.at_most + 1) if self.at_most else ()))
         for size in sorted({*(factor * unit for factor in factors), unit + 1}):
             yield f"{self.name} dim {self.dim} = {size}", resized(tensor, self.dim, size)
@@ -191,6 +203,7 @@ class SameSize(Beside):
         dim: its dim, as torch counts them.
         other: the tensor that it is compared with.
         other_dim: the dim of ``other``. The constraint is met if either tensor lacks its dim.
+        less: how much smaller the size is than that of ``other``.
         rebuilds: True where that dim is the last of the op's first tensor, which backward does not receive.
 
     >>> from fusedops.constraints import SameSize
@@ -201,8 +214,9 @@ class SameSize(Beside):
     code = ReasonCode.SIZE
     reads_shapes = True
 
-    def __init__(self, name: str, dim: int, other: str, other_dim: int, rebuilds: bool = False) -> None:
+    def __init__(self, name: str, dim: int, other: str, other_dim: int, rebuilds: bool = False, less: int = 0) -> None:
         super().__init__(name, other)
+        self.less = less
         if rebuilds:
             self.rebuilds = other
         sizes = (integer("SameSize", name, dim), integer("SameSize", name, other_dim))
@@ -212,41 +226,50 @@ class SameSize(Beside):
 
     def expression(self, constants: dict[str, object]) -> str:
         ranks = [dim + 1 if dim >= 0 else -dim for dim in (self.dim, self.other_dim)]
+        size = f"{self.other}.shape[{self.other_dim}]" + (f" - {self.less}" if self.less else "")
         return (
             f"{self.name}.dim() < {ranks[0]} or {self.other}.dim() < {ranks[1]} or "
-            f"{self.name}.shape[{self.dim}] == {self.other}.shape[{self.other_dim}]"
+            f"{self.name}.shape[{self.dim}] == {size}"
         )
 
     def accepts(self, tensor: Any, other: Any) -> bool:
-        return not self._applies(tensor, other) or possible(tensor.shape[self.dim] == other.shape[self.other_dim])
+        return not self._applies(tensor, other) or possible(tensor.shape[self.dim] == self._size(other))
+
+    def _size(self, other: Any) -> Any:
+        return other.shape[self.other_dim] - self.less if self.less else other.shape[self.other_dim]
 
     def _applies(self, tensor: Any, other: Any) -> bool:
         return has_dim(tensor, self.dim) and has_dim(other, self.other_dim)
 
     def rule(self) -> str:
-        return f"dim {self.dim} of the size of dim {self.other_dim} of {self.other}"
+        less = f", less {self.less}" if self.less else ""
+        return f"dim {self.dim} of the size of dim {self.other_dim} of {self.other}{less}"
 
     def given(self, tensor: Any, other: Any) -> str:
         return f"{self.name} of shape {tuple(tensor.shape)} and {self.other} of {tuple(other.shape)}"
 
     def needed(self, tensor: Any, other: Any) -> str:
-        return f"dim {self.dim} of {self.name} of the size of dim {self.other_dim} of {self.other}"
+        return (
+            f"{self.name} with {self.rule()}"
+            if self.less
+            else f"dim {self.dim} of {self.name} of the size of dim {self.other_dim} of {self.other}"
+        )
 
     def fix_of(self, tensor: Any, other: Any) -> str:
-        return f"pass {self.name} with a dim {self.dim} of {other.shape[self.other_dim]}"
+        return f"pass {self.name} with a dim {self.dim} of {self._size(other)}"
 
     def follow(self, args: Arguments) -> TensorSpec | None:
         values = self.arguments(args)
         if values is None or not self._applies(*values):
             return None
-        return resized(values[0], self.dim, values[1].shape[self.other_dim])
+        return resized(values[0], self.dim, self._size(values[1]))
 
     def rebuilt(self, args: Arguments, like: TensorSpec) -> TensorSpec:
         return like.replace(shape=(*like.shape[:-1], args[self.name].shape[self.dim]))
 
     def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
         if self._applies(tensor, other):
-            size = other.shape[self.other_dim]
+            size = self._size(other)
             for changed in (size, size + 1):
                 yield f"{self.name} dim {self.dim} = {changed}", resized(tensor, self.dim, changed)
 

@@ -277,6 +277,28 @@ class Offsets(_Strided):
         return offsets.long().clamp(0, rows).cummax(0).values
 
 
+class Lengths(_Strided):
+    """A strided tensor of integers, each a number of rows from 0 to the product of some sizes.
+
+    No constraint reads the numbers.
+
+    Args:
+        name: the tensor argument.
+        sizes: tensors, and the dim of each whose size is a factor of the largest number.
+
+    >>> from fusedops.constraints import Lengths
+    >>> Lengths("seqused_k", ("block_table", 1), ("k", 1)).describe()
+    'seqused_k: int32 or int64'
+    """
+
+    def __init__(self, name: str, *sizes: tuple[str, int]) -> None:
+        super().__init__(name, torch.int32, torch.int64)
+        self.sizes = sizes
+
+    def fix_of(self, tensor: Any) -> str:
+        return f"pass the length of each sequence, as in {self.name}.long()"
+
+
 class LogSums(_Strided):
     """A strided tensor of float32 or float64, each the logarithm of a sum of exponentials: -inf for an empty sum.
 

@@ -7,6 +7,7 @@ from fusedops._plugins.registry import registry
 from fusedops._policy.context import drop_plans
 from fusedops.ops.attention.attention import attention as attention
 from fusedops.ops.attention.merge_attention import merge_attention as merge_attention
+from fusedops.ops.attention.paged_attention import paged_attention as paged_attention
 from fusedops.ops.attention.varlen_attention import varlen_attention as varlen_attention
 from fusedops.ops.bias.bias_dropout import bias_dropout as bias_dropout
 from fusedops.ops.bias.bias_dropout_add import bias_dropout_add as bias_dropout_add
@@ -54,6 +55,7 @@ __all__ = [
     "linear_cross_entropy",
     "linear_log_probs",
     "merge_attention",
+    "paged_attention",
     "quantized_linear",
     "rms_norm",
     "rotary_embedding",

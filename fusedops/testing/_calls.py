@@ -13,9 +13,10 @@ from torch import Tensor
 from fusedops._contract.evidence import Case
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops.dtypes import STORAGE
 from fusedops.quantization import FORMATS
 from fusedops.testing._packed import random_packed
-from fusedops.testing._roles import between, classes, dtype_of, masks, offsets, one_elements, packed_rows
+from fusedops.testing._roles import between, classes, dtype_of, lengths, masks, offsets, one_elements, packed_rows
 
 Call = dict[str, Any]  # a forward call by parameter, in the op's order; each tensor as a TensorSpec
 
@@ -85,7 +86,7 @@ def specs(op: Op, case: Case, dtype: torch.dtype, device: str = "cpu") -> Call:
             shape = cast("tuple[int, ...]", value)
             call[name] = TensorSpec(shape, dtype_of(op, name, dtype), device)
         else:
-            call[name] = value
+            call[name] = value.replace(device=device) if isinstance(value, TensorSpec) else value
     defaults = dict(zip(op.parameters, op.defaults))
     for constraint in op.constraints:
         if isinstance(call.get(constraint.name), TensorSpec):
@@ -117,6 +118,11 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
         if isinstance(spec, TensorSpec):
             rows = (*call[constraint.of or op.parameters[0]].shape[constraint.dim :], 0)[0]
             real[constraint.name] = random_offsets(spec.shape, rows, generator).to(spec.dtype).to(spec.device)
+    for constraint in lengths(op):
+        spec = call.get(constraint.name)
+        if isinstance(spec, TensorSpec):
+            most = prod(call[of].shape[dim] for of, dim in constraint.sizes)
+            real[constraint.name] = random_lengths(spec.shape, most, generator).to(spec.dtype).to(spec.device)
     for constraint in between(op):
         if isinstance(call.get(constraint.name), TensorSpec):
             real[constraint.name] = moved_between(real[constraint.name], constraint.low, constraint.high)
@@ -140,6 +146,20 @@ def random_offsets(shape: tuple[int, ...], rows: int, generator: torch.Generator
     if ends.dim() == 1:
         flat[2::3] = flat[1::3][: flat[2::3].numel()]
     return ends
+
+
+def random_lengths(shape: tuple[int, ...], most: int, generator: torch.Generator) -> Tensor:
+    """Return random numbers of rows, int64: every third one is 0, and the first one is the largest.
+
+    >>> import torch
+    >>> from fusedops.testing._calls import random_lengths
+    >>> random_lengths((5,), 9, torch.Generator().manual_seed(0))
+    tensor([9, 9, 0, 0, 3])
+    """
+    lengths = torch.randint(most + 1, shape, generator=generator)
+    lengths.view(-1)[2::3] = 0
+    lengths.view(-1)[:1] = most
+    return lengths
 
 
 def moved_between(numbers: Tensor, low: float | None, high: float) -> Tensor:
@@ -207,12 +227,20 @@ def _following(sizes: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...
     return (*lead, *(new[at] if inner[at] == old[at] else inner[at] for at in aligned))
 
 
+def is_of_numbers(value: Any) -> bool:
+    """Return True for the spec of a floating tensor that torch computes with: not of codes of 8 bits.
+
+    >>> import fusedops, torch
+    >>> from fusedops.testing._calls import is_of_numbers
+    >>> is_of_numbers(fusedops.TensorSpec((2,))), is_of_numbers(fusedops.TensorSpec((2,), torch.float8_e4m3fn))
+    (True, False)
+    """
+    return isinstance(value, TensorSpec) and value.dtype in STORAGE
+
+
 def in_dtype(call: Call, dtype: torch.dtype) -> Call:
     """Return the call with every floating tensor in ``dtype``."""
-    return {
-        name: value.replace(dtype=dtype) if isinstance(value, TensorSpec) and value.is_floating_point() else value
-        for name, value in call.items()
-    }
+    return {name: value.replace(dtype=dtype) if is_of_numbers(value) else value for name, value in call.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -8,9 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
-from fusedops.testing._calls import Call, followed, in_dtype, tensors
+from fusedops.testing._calls import Call, followed, in_dtype, is_of_numbers, tensors
 from fusedops.testing._layouts import Form, cut, expanded, transposed
 from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
@@ -54,7 +53,7 @@ def dtypes(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield one case for each tensor, in bfloat16 beside others in float32: each result has its own dtype."""
     for base in subject.bases(direction)[:1]:
         wide = in_dtype(base, torch.float32)
-        floating = [name for name, value in wide.items() if isinstance(value, TensorSpec) and value.is_floating_point()]
+        floating = [name for name, value in wide.items() if is_of_numbers(value)]
         for name in floating:
             call = {**wide, name: wide[name].replace(dtype=torch.bfloat16)}
             if subject.output_dtype(call) == torch.float32 and subject.takes(call, direction):

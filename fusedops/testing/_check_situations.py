@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
-from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
-from fusedops.testing._calls import Call, tensors
+from fusedops.testing._calls import Call, is_of_numbers, tensors
 from fusedops.testing._expected import Expected
 from fusedops.testing._in_threads import in_threads, torch_threads
 from fusedops.testing._observed import same_bits
@@ -140,7 +139,7 @@ def shares(op: Op) -> bool:
 def shared(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield one tensor for two arguments, and then two tensors."""
     for base in subject.bases(direction)[:1]:
-        floating = [n for n, v in base.items() if isinstance(v, TensorSpec) and v.is_floating_point()]
+        floating = [n for n, v in base.items() if is_of_numbers(v)]
         for first, second in combinations(floating, 2):
             call = {**base, second: base[first]}
             if subject.takes(call, direction):

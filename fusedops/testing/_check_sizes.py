@@ -13,7 +13,7 @@ from torch import Tensor
 from fusedops._contract.tensor_spec import TensorSpec, on_meta
 from fusedops._report.direction import Direction
 from fusedops._torch import TorchDispatchMode
-from fusedops.testing._calls import Call, followed, tensors
+from fusedops.testing._calls import Call, followed, is_of_numbers, tensors
 from fusedops.testing._in_threads import torch_threads
 from fusedops.testing._roles import alignments, classes, offsets
 from fusedops.testing._subject import Subject
@@ -88,7 +88,7 @@ def _counted(subject: Subject, base: Call, name: str, value: int | tuple[int, in
     longer = [(first, -2)]
     if lengthen:
         rank = len(base[first].shape)
-        floating = [n for n, v in base.items() if isinstance(v, TensorSpec) and v.is_floating_point()]
+        floating = [n for n, v in base.items() if is_of_numbers(v)]
         longer = [(c.of or first, c.dim) for c in offsets(op)]
         longer = longer or [(each, -2) for each in floating if len(base[each].shape) == rank]
     call = base

@@ -17,6 +17,7 @@ from fusedops.constraints import (
     Finite,
     Flag,
     Int8,
+    Lengths,
     LogSums,
     Mask,
     Offsets,
@@ -68,6 +69,12 @@ def classes(op: Op) -> tuple[Classes, ...]:
 def offsets(op: Op) -> tuple[Offsets, ...]:
     """Return the constraints on arguments that hold the ends of groups of rows."""
     return tuple(c for c in _constraints(op) if isinstance(c, Offsets))
+
+
+@_cached
+def lengths(op: Op) -> tuple[Lengths, ...]:
+    """Return the constraints on arguments that hold numbers of rows."""
+    return tuple(c for c in _constraints(op) if isinstance(c, Lengths))
 
 
 @_cached

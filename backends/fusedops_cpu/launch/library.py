@@ -109,6 +109,11 @@ def failure(status: int) -> Exception:
             "fusedops_cpu: got a target that is no class, expected one in [0, classes); to fix: pass the number that "
             "marks targets to leave out as ignore_index"
         )
+    if status == 4:
+        return InvalidInputError(
+            "fusedops_cpu: got a page in block_table that is none of the cache, expected pages in [0, pages); to fix: "
+            "pass the pages of the keys that seqused_k counts"
+        )
     return InvalidInputError(
         "fusedops_cpu: got a tensor without memory, or shapes that do not fit each other, expected tensors with memory "
         "and the shapes of one call; to fix: pass tensors whose storage was not freed"

@@ -10,7 +10,7 @@
 
 namespace fusedops {
 
-enum DTypeCode : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3 };
+enum DTypeCode : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, FLOAT8 = 4 };
 
 constexpr int64_t MAX_DIMS = 16;  // of a masked softmax
 
@@ -48,6 +48,22 @@ struct AttentionForward {
   void* out;            // (batch, heads, queries, value_size)
   float* lse;           // (batch, heads, queries)
   AttentionSizes sizes;
+};
+
+// Of packed sequences, with keys in pages. causal: 0: not, 1: upper left, 2: lower right. left and right: of a window,
+// -1: none.
+struct PagedAttention {
+  const void* q;                            // (tokens, heads, size)
+  const void *k, *v;                        // (pages, page, key_heads, size or value_size)
+  const int64_t *bounds, *lengths, *table;  // (sequences + 1), (sequences), (sequences, columns)
+  const float *k_scale, *v_scale;           // (pages, page, key_heads), or null
+  void* out;                                // (tokens, heads, value_size)
+  float* lse;                               // (tokens, heads)
+  int64_t dtype, key_dtype, sequences, columns, pages, page, heads, key_heads, size, value_size;
+  int64_t q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head;
+  int64_t k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head;
+  int64_t causal, left, right;
+  double scale;
 };
 
 struct AttentionBackward {
@@ -421,6 +437,7 @@ FUSEDOPS_EXPORT int fusedops_softmax_forward(const fusedops::SoftmaxForward* cal
 FUSEDOPS_EXPORT int fusedops_softmax_backward(const fusedops::SoftmaxBackward* call);
 FUSEDOPS_EXPORT int fusedops_attention_forward(const fusedops::AttentionForward* call);
 FUSEDOPS_EXPORT int fusedops_attention_tiles(const fusedops::AttentionForward* call);
+FUSEDOPS_EXPORT int fusedops_paged_attention(const fusedops::PagedAttention* call);
 FUSEDOPS_EXPORT int fusedops_attention_backward(const fusedops::AttentionBackward* call);
 FUSEDOPS_EXPORT int fusedops_merge_forward(const fusedops::MergeForward* call);
 FUSEDOPS_EXPORT int fusedops_merge_backward(const fusedops::MergeBackward* call);

@@ -140,6 +140,70 @@ def _bounds(name: str, cu_seqlens: Tensor, rows: int, of: str) -> list[int]:
     return bounds
 
 
+class Pages(NamedTuple):
+    """The keys of sequences in pages.
+
+    Attributes:
+        places: (Tk,), int64, of each key in the pages, one sequence after the other.
+        bounds: (B + 1,), int64, of the sequences in these.
+    """
+
+    places: Tensor
+    bounds: Tensor
+
+
+def pages_of(block_table: Tensor, seqused_k: Tensor, pages: int, size: int) -> Pages:
+    """Return the keys that sequences use: a device is waited for.
+
+    Args:
+        block_table: (B, M), int32 or int64, the pages of each sequence.
+        seqused_k: (B,), int32 or int64, the number of keys of each.
+        pages: of the cache.
+        size: the number of keys of a page.
+
+    Raises:
+        InvalidInputError: on a CPU a number of keys is below 0 or above M * size, or a page that is used is none.
+
+    >>> import torch
+    >>> from fusedops.ops.attention.arguments import pages_of
+    >>> pages_of(torch.tensor([[3, 1]]), torch.tensor([3]), 4, 2)
+    Pages(places=tensor([6, 7, 2]), bounds=tensor([0, 3]))
+    """
+    most = block_table.shape[1] * size
+    if block_table.is_meta:
+        length = most if pages else 0
+        return Pages(block_table.new_empty(length, dtype=torch.int64), block_table.new_zeros(2, dtype=torch.int64))
+    check_lengths(seqused_k, most)
+    used = seqused_k.long().clamp(0, most if pages else 0)
+    numbers = torch.arange(most, device=used.device)
+    sequence, number = (numbers < used[:, None]).nonzero(as_tuple=True)
+    page = block_table.long()[sequence, number // max(size, 1)]
+    if block_table.is_cpu and page.numel() and not 0 <= int(page.min()) <= int(page.max()) < pages:
+        raise InvalidInputError(
+            f"paged_attention: got pages from {int(page.min())} to {int(page.max())} in block_table, expected those of "
+            f"k, 0 to {pages - 1}; to fix: pass the pages of the keys that seqused_k counts"
+        )
+    bounds = torch.nn.functional.pad(used.cumsum(0), (1, 0))
+    return Pages(page.clamp(0, max(pages - 1, 0)) * size + number % max(size, 1), bounds)
+
+
+def check_lengths(seqused_k: Tensor, most: int) -> None:
+    """Raise an InvalidInputError where a number of keys on a CPU is below 0 or above ``most``.
+
+    >>> import torch
+    >>> from fusedops.ops.attention.arguments import check_lengths
+    >>> check_lengths(torch.tensor([0, 3]), 4)
+    """
+    if not seqused_k.is_cpu or not seqused_k.numel():
+        return
+    low, high = (int(each) for each in seqused_k.aminmax())
+    if low < 0 or high > most:
+        raise InvalidInputError(
+            f"paged_attention: got seqused_k from {low} to {high}, expected from 0 to {most}, the keys that the pages "
+            f"of a row of block_table have; to fix: pass the number of keys of each sequence"
+        )
+
+
 class Bounds(NamedTuple):
     """Bounds of parts of packed sequences, which hold each query and each key once.
 
@@ -354,3 +418,20 @@ class VarlenAttentionGradArgs(NamedTuple):
     window: tuple[int, int] | None
     return_lse: bool
     needs: tuple[bool, ...]
+
+
+class PagedAttentionArgs(NamedTuple):
+    """The arguments of paged_attention."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cu_seqlens_q: Tensor
+    block_table: Tensor
+    seqused_k: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    scale: float | None = None
+    causal: str = "none"
+    window: tuple[int, int] | None = None
+    return_lse: bool = False

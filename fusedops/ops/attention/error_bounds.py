@@ -19,10 +19,12 @@ from fusedops.ops.attention import formulas
 from fusedops.ops.attention.arguments import (
     AttentionArgs,
     AttentionGradArgs,
+    PagedAttentionArgs,
     VarlenAttentionArgs,
     VarlenAttentionGradArgs,
 )
 from fusedops.ops.attention.merge_attention import MergeInputs, merge_inputs
+from fusedops.ops.attention.paged_attention import dense
 
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order, and of more as much more
 _ARITHMETIC, _PRODUCTS = 2e-6, 512
@@ -249,6 +251,11 @@ def packed_error_bound(absolute: float, a: VarlenAttentionArgs) -> tuple[Tensor,
     call = AttentionArgs(first, second, third, mask, a.scale, "none", None, a.return_lse)
     out, lse = error_bound(absolute, call)
     return out[0].transpose(0, 1), lse[0].transpose(0, 1)
+
+
+def paged_error_bound(absolute: float, a: PagedAttentionArgs) -> tuple[Tensor, Tensor]:
+    """Return the changes of out and lse, of attention to the keys in the order of the sequences."""
+    return packed_error_bound(absolute, dense(a))
 
 
 def packed_gradient_error_bound(absolute: float, a: VarlenAttentionGradArgs) -> tuple[Tensor, ...]:

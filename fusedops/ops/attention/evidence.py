@@ -12,8 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fusedops import masks
 from fusedops._contract.evidence import Case, Evidence, Rows, rows_of_two_widths, tolerances
+from fusedops._contract.tensor_spec import TensorSpec
 from fusedops.ops.attention import formulas
-from fusedops.ops.attention.arguments import AttentionArgs, VarlenAttentionArgs, sequences_of
+from fusedops.ops.attention.arguments import AttentionArgs, PagedAttentionArgs, VarlenAttentionArgs, sequences_of
 from fusedops.ops.attention.error_bounds import (
     error_bound,
     gradient_error_bound,
@@ -21,7 +22,9 @@ from fusedops.ops.attention.error_bounds import (
     merge_gradient_error_bound,
     packed_error_bound,
     packed_gradient_error_bound,
+    paged_error_bound,
 )
+from fusedops.ops.attention.paged_attention import dense
 
 
 def unfused(a: AttentionArgs) -> tuple[Tensor, Tensor]:
@@ -283,5 +286,72 @@ PACKED = Evidence(
         "`q`: heads",
         "`k`, `v`: heads, replicated where there is one; whole key heads on each rank; bounds replicated, or plain",
         "as q, k, v; of a replicated k and v with sharded heads of q: `Partial`",
+    ),
+)
+
+
+# ------------------------------------------------------------------------------------------------------ paged_attention
+
+
+def _paged(
+    rows: int, pages: int, size: int, nq: int, nk: int, d: int, sequences: int, table: int, **options: Any
+) -> dict[str, Any]:
+    """Return the tensors of a call: sequences of at most ``table`` pages."""
+    cache = (pages, size, nk, d)
+    tensors = {"q": (rows, nq, d), "k": cache, "v": cache, "cu_seqlens_q": (sequences + 1,)}
+    return {**tensors, "block_table": (sequences, table), "seqused_k": (sequences,), **options}
+
+
+def _codes(scales: tuple[int, ...], *sizes: int, **options: Any) -> dict[str, Any]:
+    """Return the tensors of a call whose cache is of int8."""
+    call = _paged(*sizes, **options)
+    cache = TensorSpec(call["k"], torch.int8)
+    return {**call, "k": cache, "v": cache, "k_scale": scales, "v_scale": scales}
+
+
+def paged_unfused(a: PagedAttentionArgs) -> tuple[Tensor, Tensor]:
+    """Compute the op as models do without it: the cache is gathered and unpacked for each call."""
+    out, lse = packed_unfused(dense(a))
+    return out.to(a.q.dtype), lse
+
+
+def paged_min_bytes(q: Any, k: Any, v: Any, cu_seqlens_q: Any, block_table: Any, *rest: Any) -> Mapping[Any, int]:
+    """Read q and the pages of the table, write out and lse."""
+    share = min(math.prod(block_table.shape) / max(k.shape[0], 1), 1.0)
+    cache = sum(math.prod(each.shape) * each.dtype.itemsize for each in (k, v))
+    rows = math.prod(q.shape[:2])
+    return {"forward": rows * (q.dtype.itemsize * (q.shape[2] + v.shape[3]) + 4) + int(share * cache)}
+
+
+PAGED = Evidence(
+    formula="varlen_attention of the keys and values in the pages of each sequence, times their scales",
+    cases=[
+        Case("decode", _paged(5, 12, 16, 8, 2, 64, 5, 3, causal="lower_right", return_lse=True), "a token of each"),
+        Case("mixed", _paged(29, 9, 8, 4, 4, 40, 4, 5, causal="lower_right", window=[9, 0]), "prompts and tokens"),
+        Case("pages_of_one_key", _paged(7, 300, 1, 4, 1, 24, 3, 270, scale=0.3), "more keys than a part of a kernel"),
+        Case("codes", _codes((1, 1, 2, 1), 9, 21, 16, 8, 2, 64, 5, 19, causal="lower_right", return_lse=True), "int8"),
+        Case("codes_by_token", _codes((9, 8, 3, 1), 11, 9, 8, 3, 3, 20, 4, 3), "a scale for each token and head"),
+        Case("codes_by_page", _codes((9, 1, 2, 1), 2, 9, 32, 4, 2, 128, 2, 9, window=[70, 3]), "a scale for each page"),
+    ],
+    large=[Case("llama3_8b", _codes((1, 1, 8, 1), 8, 512, 256, 32, 8, 128, 8, 32, causal="lower_right"), "8 x 8192")],
+    tolerance=ATTENTION.tolerance,
+    gradient_tolerance={},
+    error_bound=paged_error_bound,
+    min_bytes=paged_min_bytes,
+    unfused=paged_unfused,
+    sample=lambda batch, length: _paged(batch, batch + 1, length, 4, 2, 16, batch, 2, causal="lower_right"),
+    sweep=lambda rows, width: _paged(rows, 128, 16, 16, 4, width, rows, 64, causal="lower_right"),
+    rows=[
+        Rows(
+            "sequences",
+            lambda count: _paged(3 * count, 7, 8, 4, 2, 24, count, 4, causal="lower_right", return_lse=True),
+            dict.fromkeys(("q", "block_table", "seqused_k", "out", "lse"), 0),
+            packed=dict.fromkeys(("q", "out", "lse"), "cu_seqlens_q"),
+        )
+    ],
+    sharded=(
+        "`q`: heads",
+        "`k`, `v` and their scales: heads, whole key heads on each rank; the others replicated",
+        "none",
     ),
 )

@@ -366,3 +366,25 @@ PACKED = Sharding(
     replicated=("cu_seqlens_q", "cu_seqlens_k"),
     reason="a sequence needs all its keys, and a group all its query heads",
 )
+
+
+def _dims_of_pages(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
+    """Return the dims of q that the dims of the other tensors correspond to: the heads alone are sharded."""
+    of_heads = (None, None, -2, None)
+    return {"lse": (-3, -2), **dict.fromkeys(("k", "v", "k_scale", "v_scale"), of_heads)}
+
+
+def _whole_of_pages(given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the dim of the heads if a rank's part would split a group."""
+    mesh, heads = given["q"].device_mesh, {"q": 1, "k": 2, "v": 2}
+    cut = [at for at in range(mesh.ndim) if any(given[n].placements[at].is_shard(dim) for n, dim in heads.items())]
+    return (-2,) if given["k"].shape[2] % math.prod(map(mesh.size, cut)) else ()
+
+
+PAGED = Sharding(
+    whole=(-3, -1),
+    whole_of=_whole_of_pages,
+    dims_of=_dims_of_pages,
+    replicated=("cu_seqlens_q", "block_table", "seqused_k"),
+    reason="a sequence needs all its keys, and a group all its query heads",
+)
