@@ -193,7 +193,7 @@ KERNELS = (
     )("fusedops.ops.quantized.int8_linear:backward"),
     *_both(
         ops.quantized_linear,
-        "quantized._quantized:linear_forward",
+        "quantized._quantized:quantized_linear",
         "quantized._quantized:quantized_linear_backward",
         *supported("x"),
         OneOf("format", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),  # one scale, and a minimum, of 32 weights

@@ -108,6 +108,13 @@ class Constraint:
         """
         return None
 
+    def fitted(self, args: Arguments) -> Any:
+        """Return the argument for the other ones: what :meth:`follow` returns, or the argument as it is.
+
+        A constraint that decides whether there is an argument returns None where there must be none.
+        """
+        return self.follow(args) or args[self.name]
+
     def rebuilt(self, args: Arguments, like: TensorSpec) -> TensorSpec:
         """Infer the spec of the argument :attr:`rebuilds` from the other arguments: the inverse of :meth:`follow`.
 

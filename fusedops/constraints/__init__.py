@@ -53,6 +53,7 @@ from fusedops.constraints.dtypes import LogSums as LogSums
 from fusedops.constraints.dtypes import Mask as Mask
 from fusedops.constraints.dtypes import Offsets as Offsets
 from fusedops.constraints.dtypes import OneElement as OneElement
+from fusedops.constraints.quantized import PackedPart as PackedPart
 from fusedops.constraints.quantized import PackedRows as PackedRows
 from fusedops.constraints.relations import Beside as Beside
 from fusedops.constraints.relations import Broadcasts as Broadcasts

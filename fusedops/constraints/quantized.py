@@ -1,15 +1,20 @@
-"""The constraint on a packed weight: whole blocks of its format, for the last dim of another tensor."""
+"""The constraints on a packed weight: whole blocks of its format, and the tensors beside its codes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from fusedops._contract.constraint import Arguments, Constraint, constant, shown
+import torch
+
+from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, listed, plain, shown
 from fusedops._contract.tensor_spec import TensorSpec
-from fusedops._report.reason import ReasonCode
+from fusedops._report.reason import Reason, ReasonCode
 from fusedops.constraints.tensors import TensorConstraint, possible
-from fusedops.quantization import FORMATS
+from fusedops.quantization import FORMATS, SCALED, block_of, bytes_of_row, weights_of_row
+from fusedops.quantization._formats import FLOATS
+
+_KNOWN = (*FORMATS, *SCALED)
 
 
 class PackedRows(TensorConstraint):
@@ -35,6 +40,7 @@ class PackedRows(TensorConstraint):
         self.other, self.format = Constraint(other).name, Constraint(format).name
         self.rebuilds = self.other
         self.formats = tuple((key, sizes.weights, sizes.bytes) for key, sizes in FORMATS.items())
+        self.scaled = tuple((key, each.multiple, each.bits) for key, each in SCALED.items())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,39 +50,39 @@ class PackedRows(TensorConstraint):
         return f"{constant(constants, _fits)}({self.name}.shape, {self.other}.shape, {self.format})"
 
     def accepts(self, packed: Any, other: Any, format: Any) -> bool:
-        return format not in FORMATS or not packed.dim() or not other.dim() or _fits(packed.shape, other.shape, format)
+        return format not in _KNOWN or not packed.dim() or not other.dim() or _fits(packed.shape, other.shape, format)
 
     def rule(self) -> str:
         return f"rows of whole blocks, for the last dim of {self.other}"
 
     def given(self, packed: Any, other: Any, format: Any) -> str:
-        if other.shape[-1] % FORMATS[format].weights:
+        if other.shape[-1] % block_of(format):
             return f"dim -1 of {self.other} = {other.shape[-1]}"
         return f"{self.name} of shape {tuple(packed.shape)}"
 
     def needed(self, packed: Any, other: Any, format: Any) -> str:
-        columns, sizes = other.shape[-1], FORMATS[format]
-        if columns % sizes.weights:
-            return f"a multiple of {sizes.weights}, the block of {format}"
-        return f"rows of {columns // sizes.weights * sizes.bytes} bytes, {columns} weights of {format}"
+        columns = other.shape[-1]
+        if columns % block_of(format):
+            return f"a multiple of {block_of(format)}, the block of {format}"
+        return f"rows of {bytes_of_row(columns, format)} bytes, {columns} weights of {format}"
 
     def fix_of(self, packed: Any, other: Any, format: Any) -> str:
-        if other.shape[-1] % FORMATS[format].weights:
+        if other.shape[-1] % block_of(format):
             return "use another format or an unpacked weight"
-        return f"pass fusedops.quantization.quantize(weight, {shown(format)})"
+        return f"pass fusedops.quantization.{'pack' if format in SCALED else 'quantize'}(weight, {shown(format)})"
 
     def follow(self, args: Arguments) -> TensorSpec | None:
         values = self.arguments(args)
-        if values is None or values[2] not in FORMATS or not values[1].dim():
+        if values is None or values[2] not in _KNOWN or not values[1].dim():
             return None
         packed, other, format = values
-        sizes = FORMATS[format]
-        return packed.replace(shape=(*packed.shape[:-1], other.shape[-1] // sizes.weights * sizes.bytes))
+        columns = other.shape[-1] // block_of(format) * block_of(format)
+        return packed.replace(shape=(*packed.shape[:-1], bytes_of_row(columns, format)))
 
     def rebuilt(self, args: Arguments, like: TensorSpec) -> TensorSpec:
         packed, format = args[self.name], args[self.format]
-        known = format in FORMATS and packed.dim() > 0
-        columns = packed.shape[-1] // FORMATS[format].bytes * FORMATS[format].weights if known else 0
+        known = format in _KNOWN and packed.dim() > 0
+        columns = weights_of_row(packed.shape[-1], format) if known else 0
         return like.replace(shape=(*like.shape[:-1], columns))
 
     def values(self, packed: TensorSpec, other: TensorSpec, format: str) -> Iterator[tuple[str, TensorSpec]]:
@@ -88,7 +94,113 @@ class PackedRows(TensorConstraint):
 
 def _fits(packed: tuple[int, ...], other: tuple[int, ...], format: str) -> bool:
     """Return True if a row has as many bytes as its weights take, or may have for sizes that depend on data."""
+    if format in SCALED:
+        multiple, per_byte = SCALED[format].multiple, 8 // SCALED[format].bits
+        return possible(other[-1] % multiple == 0) and possible(packed[-1] == other[-1] // per_byte)
     sizes = FORMATS[format]
     if not possible(other[-1] % sizes.weights == 0):
         return False
     return possible(packed[-1] == other[-1] // sizes.weights * sizes.bytes)
+
+
+class PackedPart(Constraint):
+    """A tensor beside the codes of a packed weight: of the shape and dtype of its format, or None where it has none.
+
+    Args:
+        name: ``scales``, ``global_scale`` or ``zeros``, as a :class:`fusedops.quantization.Packed` has them.
+        packed: the codes, (N, bytes of a row).
+        format: the parameter that has the format.
+
+    >>> import fusedops, torch
+    >>> from fusedops.constraints import PackedPart
+    >>> args = {"packed": fusedops.TensorSpec((8, 32), torch.uint8), "scales": None, "format": "MXFP4"}
+    >>> PackedPart("scales", "packed", "format").reasons(args)[0].needed
+    'uint8 of shape (8, 2), those of MXFP4'
+    """
+
+    code = ReasonCode.SIZE
+    none_is_met = False
+    reads_shapes = True
+
+    def __init__(self, name: str, packed: str, format: str) -> None:
+        super().__init__(name)
+        self.packed, self.format = Constraint(packed).name, Constraint(format).name
+        fields = {"scales": True, "global_scale": "global_scale", "zeros": "zeros"}
+        if name not in fields:
+            raise ValueError(f"PackedPart: got {name!r}, expected one of {', '.join(fields)}; to fix: write one")
+        of = (key for key, each in SCALED.items() if fields[name] is True or getattr(each, name))
+        self.formats = tuple(of)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.packed, self.format)
+
+    def expression(self, constants: dict[str, object]) -> str:
+        formats, fits = constant(constants, frozenset(self.formats)), constant(constants, self._accepts)
+        args = f"{self.name}, {self.packed}, {self.format}"
+        return f"({fits}({args}) if {self.format} in {formats} else {self.name} is None)"
+
+    def _accepts(self, part: Any, packed: Any, format: str) -> bool:
+        if part is None:
+            return self.name == "zeros"
+        if packed.dim() < 2:
+            return True  # another constraint refuses it
+        dtypes, shape = self._wanted(part, packed, format)
+        same = len(shape) == part.dim() and all(possible(a == b) for a, b in zip(part.shape, shape))
+        return part.dtype in dtypes and part.layout is torch.strided and same
+
+    def _wanted(self, part: Any, packed: Any, format: str) -> tuple[tuple[torch.dtype, ...], tuple[int, ...]]:
+        """Return the dtypes and the shape of the part."""
+        data = SCALED[format]
+        *lead, outputs, size = packed.shape
+        if self.name == "global_scale":
+            return FLOATS, tuple(lead)
+        columns, groups = weights_of_row(size, format), 0
+        if not data.group and data.zeros:
+            given = part.shape[-1] if part is not None and part.dim() == packed.dim() else 1
+            # groups of at least 8 weights, so that a byte has codes of one
+            groups = given if given and columns % (8 * given) == 0 else 1
+        if self.name == "zeros":
+            return (torch.uint8,), (*lead, *data.scales_shape(outputs, columns, groups))
+        return data.scales, (*lead, *data.scales_shape(outputs, columns, groups))
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        part, packed, format = (args[name] for name in self.names)
+        if format not in self.formats:
+            if part is None:
+                return []
+            return [Reason(self.code, f"a {self.name} with {shown(format)}", f"no {self.name}", "leave it out")]
+        if self._accepts(part, packed, format):
+            return []
+        dtypes, shape = self._wanted(part, packed, format)
+        given = (
+            f"{self.name} = None"
+            if part is None
+            else f"{self.name} of {plain(part.dtype)} and shape {tuple(part.shape)}"
+        )
+        needed = f"{listed([plain(each) for each in dtypes])} of shape {tuple(shape)}, those of {format}"
+        return [Reason(self.code, given, needed, f"pass fusedops.quantization.pack(weight, {shown(format)})")]
+
+    def describe(self) -> str:
+        return f"{self.name}: those of {listed(self.formats)}, else None"
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        part, packed, format = (args.get(name) for name in self.names)
+        absent = format not in self.formats or (part is None and self.name == "zeros")
+        if absent or packed is None or packed.dim() < 2:
+            return None
+        dtypes, shape = self._wanted(part, packed, format)
+        dtype = part.dtype if part is not None and part.dtype in dtypes else dtypes[0]
+        return packed.replace(shape=tuple(shape), dtype=dtype)
+
+    def fitted(self, args: Arguments) -> Any:
+        return self.follow(args)
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        right = self.follow(args)
+        for label, value in ((f"no {self.name}", None), (f"the {self.name} of the format", right)):
+            changed = {**args, self.name: value}
+            yield Boundary(label, changed, not self.reasons(changed))
+        if right is not None:
+            wrong = right.replace(shape=(*right.shape, 1))
+            yield Boundary(f"{self.name} {wrong.shape}", {**args, self.name: wrong}, False)

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fusedops.quantization._unpack import split
+from fusedops.quantization import _scaled
+from fusedops.quantization._formats import E2M1
+from fusedops.quantization._unpack import half_ue4m3, split
 
 
 def _as_bytes(numbers: Tensor) -> Tensor:
@@ -129,6 +131,21 @@ def q6_k(blocks: Tensor) -> Tensor:
     )
 
 
+def mxfp4(blocks: Tensor) -> Tensor:
+    codes, powers = _scaled.mxfp4(blocks)
+    format = _scaled.SCALED["MXFP4"]
+    return torch.cat([powers, _in_halves(_scaled.codes_of(codes, format), 16)], 1)
+
+
+def nvfp4(blocks: Tensor) -> Tensor:
+    """The scale of 16 weights is the nearest to a sixth of the largest."""
+    runs = split(blocks, 4, 16)
+    scales = (runs.abs().amax(2) / 6).clamp(max=448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    d = 2 * half_ue4m3(scales)[..., None]
+    codes = _scaled.nearest(runs * _inverse(d), E2M1)
+    return torch.cat([scales, _in_halves(codes.flatten(1), 8)], 1)
+
+
 PACK: dict[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": q8_0,
     "Q4_0": q4_0,
@@ -138,4 +155,6 @@ PACK: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_K": q4_k,
     "Q5_K": q5_k,
     "Q6_K": q6_k,
+    "MXFP4_GGUF": mxfp4,
+    "NVFP4_GGUF": nvfp4,
 }

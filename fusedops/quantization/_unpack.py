@@ -104,6 +104,39 @@ def q6_k(blocks: Tensor) -> Tensor:
     return (scales[..., None] * q).flatten(1)
 
 
+_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # E2M1 as integers, which have no -0
+
+
+def half_power(exponents: Tensor) -> Tensor:
+    """Return ``2**(e - 128)`` of bytes in float32."""
+    wide = exponents.to(torch.int32)
+    return torch.where(wide < 2, 0x00200000 << wide.clamp(max=1), (wide - 1).clamp(min=0) << 23).view(torch.float32)
+
+
+def half_ue4m3(scales: Tensor) -> Tensor:
+    """Return half of the unsigned e4m3 numbers of bytes in float32; 0x7F is 0, as in ``gguf.quants``."""
+    wide = scales.to(torch.int32)
+    exponent, mantissa = (wide >> 3) & 15, (wide & 7).float()
+    normal = (1 + mantissa / 8) * half_power((exponent + 120).to(torch.uint8)) * 2
+    numbers = torch.where(exponent == 0, mantissa * 2.0**-9, normal) * 0.5
+    return numbers.masked_fill(wide == 0x7F, 0.0)
+
+
+def _doubled(codes: Tensor) -> Tensor:
+    return torch.tensor(_DOUBLED, dtype=torch.float32, device=codes.device)[codes.int()]
+
+
+def mxfp4(blocks: Tensor) -> Tensor:
+    """e, then 32 codes of 4 bits: ``2**(e - 128)`` times the integer of a code."""
+    return _doubled(nibbles(blocks[:, 1:], 16)) * half_power(blocks[:, :1])
+
+
+def nvfp4(blocks: Tensor) -> Tensor:
+    """4 bytes of unsigned e4m3, then 64 codes of 4 bits, of which the halves of 8 bytes are a run of 16."""
+    codes = split(nibbles(blocks[:, 4:], 8), 4, 16)
+    return (_doubled(codes) * half_ue4m3(blocks[:, :4])[..., None]).flatten(1)
+
+
 UNPACK: dict[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": q8_0,
     "Q4_0": q4_0,
@@ -113,4 +146,6 @@ UNPACK: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_K": q4_k,
     "Q5_K": q5_k,
     "Q6_K": q6_k,
+    "MXFP4_GGUF": mxfp4,
+    "NVFP4_GGUF": nvfp4,
 }

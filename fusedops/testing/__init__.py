@@ -28,5 +28,6 @@ from fusedops.testing._models import LayerDifference as LayerDifference
 from fusedops.testing._models import ModelComparison as ModelComparison
 from fusedops.testing._models import compare_models as compare_models
 from fusedops.testing._packed import random_packed as random_packed
+from fusedops.testing._packed import random_part as random_part
 from fusedops.testing._timing import Times as Times
 from fusedops.testing._timing import interleaved as interleaved

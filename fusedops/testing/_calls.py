@@ -14,9 +14,19 @@ from fusedops._contract.evidence import Case
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops.dtypes import STORAGE
-from fusedops.quantization import FORMATS
-from fusedops.testing._packed import random_packed
-from fusedops.testing._roles import between, classes, dtype_of, lengths, masks, offsets, one_elements, packed_rows
+from fusedops.quantization import FORMATS, SCALED
+from fusedops.testing._packed import random_packed, random_part
+from fusedops.testing._roles import (
+    between,
+    classes,
+    dtype_of,
+    lengths,
+    masks,
+    offsets,
+    one_elements,
+    packed_parts,
+    packed_rows,
+)
 
 Call = dict[str, Any]  # a forward call by parameter, in the op's order; each tensor as a TensorSpec
 
@@ -128,8 +138,13 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
             real[constraint.name] = moved_between(real[constraint.name], constraint.low, constraint.high)
     for constraint in packed_rows(op):
         spec, format = call[constraint.name], call.get(constraint.format, defaults.get(constraint.format))
-        if isinstance(spec, TensorSpec) and format in FORMATS:
+        if isinstance(spec, TensorSpec) and format in (*FORMATS, *SCALED):
             real[constraint.name] = random_packed(spec.shape, format, generator).to(spec.device)
+    for constraint in packed_parts(op):
+        spec, format = call.get(constraint.name), call.get(constraint.format, defaults.get(constraint.format))
+        if isinstance(spec, TensorSpec) and format in SCALED:
+            part = random_part(constraint.name, spec.shape, spec.dtype, format, generator)
+            real[constraint.name] = part.to(spec.device)
     return real
 
 

@@ -23,6 +23,7 @@ from fusedops.constraints import (
     Offsets,
     OneElement,
     OneOf,
+    PackedPart,
     PackedRows,
     Probability,
     When,
@@ -93,6 +94,12 @@ def log_sums(op: Op) -> tuple[str, ...]:
 def packed_rows(op: Op) -> tuple[PackedRows, ...]:
     """Return the constraints on packed weights."""
     return tuple(c for c in _constraints(op) if isinstance(c, PackedRows))
+
+
+@_cached
+def packed_parts(op: Op) -> tuple[PackedPart, ...]:
+    """Return the constraints on what packed weights have beside their codes."""
+    return tuple(c for c in _constraints(op) if isinstance(c, PackedPart))
 
 
 @_cached

@@ -270,7 +270,7 @@ def _example_axis(subject: KernelCalls, constraint: Constraint, base: Call, exam
             if isinstance(call[other], TensorSpec) and call[other].shape != current[label].shape:
                 call[other] = call[other].replace(shape=current[label].shape)
         for each in followers:
-            call[each.name] = each.follow(call) or call[each.name]
+            call[each.name] = each.fitted(call)
         return _changed(variant, label, call)
 
     labels = tuple(label for label, value in examples.items() if value != base[name])

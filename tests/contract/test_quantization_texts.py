@@ -5,8 +5,9 @@ from error_calls import INVALID
 from error_texts import Table
 
 import fusedops.nn
+from fusedops.constraints import PackedPart
 from fusedops.ops import int8_linear, quantized_linear
-from fusedops.quantization import dequantize, quantize, quantize_rows
+from fusedops.quantization import Packed, dequantize, pack, quantize, quantize_rows, unpack
 
 TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
@@ -14,6 +15,9 @@ ROW = torch.ones(64)
 LAYER = fusedops.nn.QuantizedLinear(64, 3, format="Q8_0")
 PACKED = quantize(torch.ones(3, 64), "Q8_0")
 Q = ROW.to(torch.int8)
+
+HUB = pack(torch.ones(3, 64), "MXFP4")
+PARTS = {"scales": HUB.scales, "shape": (3, 64)}
 
 pin("a format", lambda: quantize(ROW, "Q3_K"), INVALID)
 pin("an integer weight", lambda: quantize(ROW.long(), "Q8_0"), INVALID)
@@ -46,5 +50,23 @@ pin("smooth beside integers", lambda: int8_linear(Q, ROW[0], Q[None], ROW[:1], s
 pin("a floating weight", lambda: int8_linear(ROW, None, ROW[None], ROW[:1]), INVALID)
 pin("a dtype of x", lambda: int8_linear(ROW.long(), None, Q[None], ROW[:1]), INVALID)
 pin("a dtype of the result", lambda: int8_linear(ROW, None, Q[None], ROW[:1], dtype=torch.int8), INVALID)  # pyright: ignore
+pin("a Packed's format", lambda: Packed("MXFP6", HUB.codes, shape=(3, 64)), INVALID)
+pin("a Packed's rank", lambda: Packed("MXFP4", HUB.codes, HUB.scales, shape=(64,)), INVALID)
+pin("the rank of columns", lambda: Packed("AWQ", HUB.codes, HUB.scales, shape=(2, 3, 64)), INVALID)
+pin("a Packed's block", lambda: Packed("MXFP4", HUB.codes, HUB.scales, shape=(3, 63)), INVALID)
+pin("a Packed's codes", lambda: Packed("MXFP4", HUB.codes[:2], **PARTS), INVALID)  # pyright: ignore
+pin("a Packed without scales", lambda: Packed("MXFP4", HUB.codes, shape=(3, 64)), INVALID)
+pin("a part that a format has not", lambda: Packed("MXFP4", HUB.codes, zeros=ROW, **PARTS), INVALID)  # pyright: ignore
+pin("two devices", lambda: Packed("MXFP4", HUB.codes.to("meta"), **PARTS), INVALID)  # pyright: ignore
+pin("a format by column", lambda: pack(ROW[None], "AWQ"), INVALID)
+pin("integers to pack", lambda: pack(ROW[None].long(), "MXFP4"), INVALID)
+pin("NaN to pack", lambda: pack(ROW[None] / 0, "MXFP4"), INVALID)
+pin("a group", lambda: pack(ROW[None], "INT4_GROUP"), INVALID)
+pin("bytes to unpack", lambda: unpack(PACKED), INVALID)  # pyright: ignore[reportArgumentType]
+pin("a format beside a Packed", lambda: quantized_linear(ROW, HUB, format="Q8_0"), INVALID)
+pin("a Packed of experts", lambda: quantized_linear(ROW, pack(torch.ones(2, 3, 64), "MXFP4")), INVALID)
+pin("no scales", lambda: quantized_linear(ROW, HUB.codes, format="MXFP4"), INVALID)
+pin("scales of bytes of GGUF", lambda: quantized_linear(ROW, PACKED, format="Q8_0", scales=HUB.scales), INVALID)
+pin("a part's name", lambda: PackedPart("codes", "packed", "format"), ValueError)
 
 test_a_text, test_no_text_is_left_over = TABLE.tests()

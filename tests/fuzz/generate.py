@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_leaves
 import fusedops
 from fusedops import Op, TensorSpec
 from fusedops.constraints import Finite, Flag, OneOf, Probability, Scalar
-from fusedops.quantization import FORMATS
+from fusedops.quantization import FORMATS, SCALED
 from fusedops.testing import OPS
 from fusedops.testing._calls import followed, shrunk, specs
 from fusedops.testing._kernel_calls import KernelCalls
-from fusedops.testing._roles import classes, masks, offsets, one_elements, packed_rows
+from fusedops.testing._roles import classes, masks, offsets, one_elements, packed_parts, packed_rows
 from tests.fuzz.call import EXTREMES, LAYOUTS, OF_INTEGERS, Call, Made
 from tests.fuzz.machine import Target
 from tests.fuzz.situations import SITUATIONS
@@ -157,6 +157,9 @@ class _Generator:
         for constraint in packed_rows(op):
             if call[constraint.name] is not None and dice.random() < 0.9:
                 call[constraint.name] = constraint.follow(call) or call[constraint.name]
+        for constraint in packed_parts(op):
+            if dice.random() < 0.95:
+                call[constraint.name] = constraint.fitted(call)
         return call
 
     def _base(self) -> Mapping[str, Any]:
@@ -295,8 +298,12 @@ class _Generator:
                 if dice.random() < 0.3:  # a tail of few rows, or of none
                     values = f"{rows} - {values}.flip(-1)"
         for item in packed_rows(op):
-            if item.name == name and call[item.format] in FORMATS and shape:
+            if item.name == name and call[item.format] in (*FORMATS, *SCALED) and shape:
                 values = f"fusedops.testing.random_packed({{shape}}, {call[item.format]!r}, {{generator}})"
+        for item in packed_parts(op):
+            if item.name == name and call[item.format] in SCALED:
+                part = f"{name!r}, {{shape}}, torch.uint8, {call[item.format]!r}, {{generator}}"
+                values = f"fusedops.testing.random_part({part})"
         return Made(shape, dtype, self.target.device, values, seed, (), self._of_integers(layout))
 
     def _of_integers(self, layout: str) -> str:

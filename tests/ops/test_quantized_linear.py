@@ -113,7 +113,7 @@ def test_the_whole_weight_is_never_unpacked(backend: str, monkeypatch: pytest.Mo
         most = max(most, result.numel())
         return result
 
-    monkeypatch.setattr("fusedops_eager.quantized.quantized_linear.dequantize", watched)
+    monkeypatch.setattr("fusedops.quantization._packed.dequantize", watched)
     packed = packed_rows("Q8_0", 4096, 1024)
     y = quantized_linear(torch.randn(1, 1024).requires_grad_(), packed, format="Q8_0")
     y.sum().backward()

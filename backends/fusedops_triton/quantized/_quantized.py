@@ -30,6 +30,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from fusedops.dtypes import no_autocast
+from fusedops.ops.quantized.quantized_linear import QuantizedLinearArgs, QuantizedLinearGradArgs
 from fusedops.quantization import FORMATS
 from fusedops_triton._jit._bias import rounded
 from fusedops_triton._jit._common import TYPES, read
@@ -77,16 +78,16 @@ _CHUNK = 2**24
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
-def quantized_linear_backward(
-    grad: Tensor,
-    packed: Tensor,
-    bias: Tensor | None,
-    format: str,
-    x_dtype: torch.dtype,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None]:
+def quantized_linear(a: QuantizedLinearArgs) -> Tensor:
+    """Compute the op."""
+    assert a.format is not None  # by the op's constraints
+    return linear_forward(a.x, a.packed, a.bias, a.format)
+
+
+def quantized_linear_backward(a: QuantizedLinearGradArgs) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients of x, by torch's products with chunks of the weight, and of bias."""
-    return linear_backward(grad, packed, bias, format, needs)
+    assert a.format is not None  # by the op's constraints
+    return linear_backward(a.grad, a.packed, a.bias, a.format, a.needs)
 
 
 def linear_forward(x: Tensor, packed: Tensor, bias: Tensor | None, format: str) -> Tensor:

@@ -12,34 +12,38 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence, Rows, tolerances
 from fusedops._contract.rounding import error_bound_of
+from fusedops._contract.signature import spread
 from fusedops.ops.quantized import int8_linear
 from fusedops.ops.quantized.int8_linear import Int8LinearArgs
-from fusedops.ops.quantized.quantized_linear import backward, reference
-from fusedops.quantization import FORMATS, dequantize
+from fusedops.ops.quantized.quantized_linear import QuantizedLinearArgs, backward, reference, weight_of
+from fusedops.quantization import FORMATS, SCALED, bytes_of_row
 
 _TOLERANCE = tolerances((5e-7, 5e-6), (1e-14, 1e-13))
 
 
-def unfused(x: Tensor, packed: Tensor, bias: Tensor | None, format: str) -> Tensor:
+def unfused(a: QuantizedLinearArgs) -> Tensor:
     """Compute the op as models do without fused ops: the whole weight is unpacked."""
-    return torch.nn.functional.linear(
-        x, dequantize(packed, format, x.dtype), None if bias is None else bias.to(x.dtype)
-    )
+    weight = weight_of(a, a.x.dtype)
+    return torch.nn.functional.linear(a.x, weight, None if a.bias is None else a.bias.to(a.x.dtype))
 
 
-def min_bytes(x: Any, packed: Any, bias: Any, format: str) -> Mapping[Any, int]:
-    """Read x and packed, write y; read grad and packed, write dx. The bias, and its gradient, once."""
+def min_bytes(x: Any, packed: Any, bias: Any, format: str, *parts: Any) -> Mapping[Any, int]:
+    """Read x and the packed weight, write y; read grad and the weight, write dx. The bias, and its gradient, once."""
     rows, itemsize = prod(x.shape[:-1]), x.dtype.itemsize
-    vector = 0 if bias is None else prod(bias.shape) * bias.dtype.itemsize
-    moved = itemsize * (prod(x.shape) + rows * packed.shape[0]) + prod(packed.shape)
-    return {"forward": moved + vector, "backward": moved + vector}
+    read = [each for each in (packed, bias, *parts) if each is not None]
+    moved = itemsize * (prod(x.shape) + rows * packed.shape[0])
+    moved += sum(prod(each.shape) * each.dtype.itemsize for each in read)
+    return {"forward": moved, "backward": moved}
 
 
-def _linear(rows: int, columns: int, outputs: int, format: str, **others: Any) -> dict[str, Any]:
-    """Return the call of rows of x."""
-    sizes = FORMATS[format]
-    packed = (outputs, columns // sizes.weights * sizes.bytes)
-    return {"x": (rows, columns), "packed": packed, "format": format, **others}
+def _linear(rows: int, columns: int, outputs: int, format: str, groups: int = 0, **others: Any) -> dict[str, Any]:
+    """Return the call of rows of x; ``groups``: of a row, with zeros."""
+    call = {"x": (rows, columns), "packed": (outputs, bytes_of_row(columns, format)), "format": format, **others}
+    if format in SCALED:
+        call["scales"] = SCALED[format].scales_shape(outputs, columns, groups)
+        call |= {"global_scale": ()} if SCALED[format].global_scale else {}
+        call |= {"zeros": call["scales"]} if groups else {}
+    return call
 
 
 def _sample(batch: int, length: int) -> Mapping[str, Any]:
@@ -48,10 +52,13 @@ def _sample(batch: int, length: int) -> Mapping[str, Any]:
 
 
 _CASES = [
-    Case("every_option", _linear(3, 512, 7, "Q4_K", bias=(7,))),
+    Case("every_option", _linear(3, 512, 7, "INT4_GROUP", 4, bias=(7,))),
+    Case("a_global_scale", _linear(3, 512, 7, "NVFP4", bias=(7,))),
+    Case("partial_blocks", _linear(3, 200, 130, "FP8_BLOCK", bias=(130,)), "neither size is a multiple of 128"),
     Case("one_row", _linear(1, 512, 70, "Q6_K")),
     Case("smollm2_down", _linear(9, 1536, 96, "Q5_0"), "SmolLM2-135M, some outputs of a down projection"),
-    *(Case(f"each_{name.lower()}", _linear(5, 512, 13, name, bias=(13,))) for name in FORMATS),
+    *(Case(f"each_{name.lower()}", _linear(5, 512, 13, name, bias=(13,))) for name in (*FORMATS, *SCALED)),
+    Case("gpt_oss_down", _linear(1, 2880, 96, "MXFP4"), "gpt-oss-20b, some outputs of an expert, one token"),
     Case("llama_3_8b", {**_linear(1, 4096, 4096, "Q4_K"), "x": (1, 1, 4096)}, "Llama 3 8B, one token"),
     Case("smollm2_head", _linear(1, 576, 49152, "Q8_0"), "SmolLM2-135M, the head, one token"),
 ]
@@ -62,20 +69,20 @@ def _token_rows(format: str, columns: int, count: int) -> Mapping[str, Any]:
 
 
 QUANTIZED_LINEAR = Evidence(
-    formula="x @ dequantize(packed).T + bias",
+    formula="x @ unpack(packed).T + bias",
     cases=_CASES,
     tolerance=_TOLERANCE,
     gradient_tolerance=_TOLERANCE,
-    error_bound=error_bound_of(reference, dtype_of=(0,)),
-    gradient_error_bound=error_bound_of(backward, dtype_of=(4,)),
+    error_bound=error_bound_of(spread(reference), dtype_of=(0,)),
+    gradient_error_bound=error_bound_of(spread(backward), dtype_of=(7,)),
     min_bytes=min_bytes,
     unfused=unfused,
     sample=_sample,
-    large=[Case(f"token_{name.lower()}", _linear(1, 4096, 4096, name)) for name in ("Q8_0", "Q4_1", "Q4_K")],
+    large=[Case(f"token_{name.lower()}", _linear(1, 4096, 4096, name)) for name in ("Q8_0", "Q4_1", "Q4_K", "MXFP4")],
     sweep=lambda rows, width: _linear(rows, max(width // 256, 1) * 256, 4096, "Q8_0"),
     rows=[
         Rows(f"tokens of {columns}, {format}", partial(_token_rows, format, columns), {"x": 0, "y": 0})
-        for format, columns in (("Q8_0", 96), ("Q4_K", 2048))
+        for format, columns in (("Q8_0", 96), ("Q4_K", 2048), ("MXFP4", 1056), ("FP8_BLOCK", 1160))
     ],
     peers="""
 | peer | activation | formats | backward | CPU |
@@ -85,11 +92,11 @@ QUANTIZED_LINEAR = Evidence(
 | llama.cpp | rounded to 8 bits | all | no | yes |
 | torchao, int8 and int4 weights | 16 bits | its own | no | yes |
 | torch_npu, `npu_weight_quant_batchmatmul` | 16 bits | int8 and int4 in groups | no | no |
-| fusedops | exact | the eight of its table | of x and bias | yes |
+| fusedops | exact | those of GGUF and of the Hub | of x and bias | yes |
 """,
     sharded=(
         "any dim except the last; or the outputs, the first dim of `packed`",
-        "rows: `packed` and `bias` replicated; outputs: `bias` as `packed`, `x` replicated",
+        "rows: `packed` and `bias` replicated; outputs: `bias` and scales of rows as `packed`, `x` replicated",
         "of x: as x, `Partial` with sharded outputs; of bias: `Partial` with sharded rows, as it is with outputs",
     ),
 )

@@ -18,7 +18,16 @@ def _shape_of(given: Mapping[str, Any]) -> tuple[int, ...]:
 def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
     """Return the dims of the output that each tensor's dims correspond to; None for K and the bytes of a row."""
     rows = tuple(range(-len(_shape_of(given)), -1))
-    return {"x": (*rows, None), "packed": (-1, None), "bias": (-1,), "grad": (*rows, -1)}
+    dims = {"x": (*rows, None), "packed": (-1, None), "bias": (-1,), "grad": (*rows, -1), "global_scale": ()}
+    scales = given.get("scales")
+    if scales is None:
+        return dims
+    if scales.shape[0] == given["packed"].shape[0]:
+        return {**dims, "scales": (-1, None), "zeros": (-1, None)}
+    if scales.shape[0] == 1:
+        return {**dims, "scales": (None, None)}
+    # blocks of 128 rows, which a part of the rows may cut
+    return {**dims, "scales": (None, None), "packed": (None, None), "bias": (None,), "grad": (*rows, None)}
 
 
 def _int8_dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
