@@ -55,6 +55,7 @@ from fusedops.constraints.dtypes import Offsets as Offsets
 from fusedops.constraints.dtypes import OneElement as OneElement
 from fusedops.constraints.quantized import PackedPart as PackedPart
 from fusedops.constraints.quantized import PackedRows as PackedRows
+from fusedops.constraints.quantized import ScaleGroups as ScaleGroups
 from fusedops.constraints.relations import Beside as Beside
 from fusedops.constraints.relations import Broadcasts as Broadcasts
 from fusedops.constraints.relations import SameDevice as SameDevice

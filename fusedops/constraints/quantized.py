@@ -204,3 +204,72 @@ class PackedPart(Constraint):
         if right is not None:
             wrong = right.replace(shape=(*right.shape, 1))
             yield Boundary(f"{self.name} {wrong.shape}", {**args, self.name: wrong}, False)
+
+
+class ScaleGroups(TensorConstraint):
+    """Rows, and the columns of a scale, are a multiple of so many columns; met where scales are no tensor of their own.
+
+    Args:
+        name: the codes, (N, bytes of a row).
+        scales: the tensor of scales.
+        format: the parameter that has the format.
+        multiple: the number of columns.
+
+    >>> import fusedops, torch
+    >>> from fusedops.constraints import ScaleGroups
+    >>> codes, scales = fusedops.TensorSpec((8, 24), torch.uint8), fusedops.TensorSpec((8, 2))
+    >>> args = {"packed": codes, "scales": scales, "format": "INT4_GROUP"}
+    >>> ScaleGroups("packed", "scales", "format", 32).reasons(args)[0].given
+    'rows of 48 columns'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def __init__(self, name: str, scales: str, format: str, multiple: int) -> None:
+        super().__init__(name)
+        self.scales, self.format, self.multiple = Constraint(scales).name, Constraint(format).name, multiple
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.scales, self.format)
+
+    def expression(self, constants: dict[str, object]) -> str:
+        fits = constant(constants, self.accepts)
+        return f"({self.scales} is None or {fits}({self.name}, {self.scales}, {self.format}))"
+
+    def accepts(self, packed: Any, scales: Any, format: Any) -> bool:
+        if scales is None or format not in SCALED:
+            return True
+        return possible(self._size(packed, scales, format)[1] % self.multiple == 0)
+
+    def _size(self, packed: Any, scales: Any, format: str) -> tuple[str, Any]:
+        """Return what decides: the columns of a row, or of a group where the row is a multiple."""
+        columns = weights_of_row(packed.shape[-1], format)
+        if not possible(columns % self.multiple == 0) or not SCALED[format].zeros:
+            return "rows", columns
+        return "groups", columns // max(scales.shape[-1], 1)
+
+    def rule(self) -> str:
+        return f"rows, and groups of a scale, of a multiple of {self.multiple} columns"
+
+    def given(self, packed: Any, scales: Any, format: str) -> str:
+        return "{} of {} columns".format(*self._size(packed, scales, format))
+
+    def needed(self, packed: Any, scales: Any, format: str) -> str:
+        return f"a multiple of {self.multiple}"
+
+    def fix_of(self, packed: Any, scales: Any, format: str) -> str:
+        what = self._size(packed, scales, format)[0]
+        return f"pass {what} of a multiple of {self.multiple} columns, or leave the call to eager"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        """Yield calls with groups of half of the columns, and of all."""
+        scales: TensorSpec | None = args[self.scales]
+        if scales is None or args[self.format] not in SCALED:
+            return
+        for groups in (scales.shape[-1], args[self.name].shape[-1] * 2 // (self.multiple // 2)):
+            changed = {**args, self.scales: scales.replace(shape=(*scales.shape[:-1], groups))}
+            if args.get("zeros") is not None:
+                changed["zeros"] = args["zeros"].replace(shape=changed[self.scales].shape)
+            yield Boundary(f"{groups} groups", changed, not self.reasons(changed))

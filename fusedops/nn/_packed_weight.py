@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -11,7 +12,8 @@ from torch.nn import Parameter
 
 from fusedops._torch import tree_map_only, without_torch_function, wrapper_subclass
 from fusedops.errors import InvalidInputError
-from fusedops.quantization import dequantize, weights_of_row
+from fusedops.quantization import SCALED, dequantize, weights_of_row
+from fusedops.quantization._scaled import unpack_rows
 
 UNPACK = "unpack the model first, by remove() of what quantize returned, or quantize(model, skip=['*']).remove()"
 _GETTERS = "shape dtype device ndim requires_grad is_leaf grad grad_fn layout is_meta is_cuda"
@@ -35,17 +37,19 @@ class PackedWeight(Tensor):
     Attributes:
         packed: uint8, (rows, bytes of a row), the parameter of the layer.
         format: of the bytes.
+        parts: the tensors beside them, by the names of a ``Packed``.
     """
 
     packed: Parameter
     format: str
+    parts: dict[str, Tensor]
 
     @classmethod
-    def of(cls, packed: Parameter, format: str, dtype: torch.dtype) -> PackedWeight:
+    def of(cls, packed: Parameter, format: str, dtype: torch.dtype, parts: dict[str, Tensor]) -> PackedWeight:
         """Return the weight of packed bytes."""
         shape = (packed.shape[0], weights_of_row(packed.shape[1], format))
         weight = cast("PackedWeight", wrapper_subclass(cls, dtype, packed.device, shape))
-        weight.packed, weight.format = packed, format
+        weight.packed, weight.format, weight.parts = packed, format, parts
         setattr(weight, "_is_param", True)  # noqa: B010
         return weight
 
@@ -121,5 +125,26 @@ def _holds_one(values: Any) -> bool:
 def _unpacked(values: Any) -> Any:
     """Return arguments with the numbers of packed weights."""
     return tree_map_only(
-        PackedWeight, lambda weight: dequantize(weight.packed.detach(), weight.format, weight.dtype), values
+        PackedWeight,
+        lambda weight: unpacked_rows(weight.packed.detach(), weight.format, weight.dtype, weight.parts),
+        values,
     )
+
+
+def unpacked_rows(packed: Tensor, format: str, dtype: torch.dtype, parts: Mapping[str, Tensor]) -> Tensor:
+    """Return the weight of bytes and what is beside them, (N, K)."""
+    if format not in SCALED:
+        return dequantize(packed, format, dtype)
+    return unpack_rows(format, packed, **parts).to(dtype)
+
+
+def embedded(codes: Tensor, format: str, dtype: torch.dtype, parts: Mapping[str, Tensor], index: Tensor) -> Tensor:
+    """Return rows of the weight, (..., K), from their codes (..., bytes of a row) and their index (...)."""
+    rows = SCALED[format].rows
+    of_rows = {
+        name: part if name == "global_scale" or not rows else part[index // rows if rows > 1 else index].flatten(0, -2)
+        for name, part in parts.items()
+    }
+    flat = codes.reshape(index.numel(), codes.shape[-1])
+    weight = unpack_rows(format, flat, **of_rows, by_row=True).to(dtype)
+    return weight.view(*index.shape, weight.shape[-1])

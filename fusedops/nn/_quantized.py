@@ -12,12 +12,23 @@ from torch.nn import Parameter
 
 from fusedops._torch import is_plain, is_traced, is_transformed
 from fusedops.errors import InvalidInputError
-from fusedops.nn._packed_weight import NoGradient, PackedWeight, refused_write
+from fusedops.nn._packed_weight import NoGradient, PackedWeight, embedded, refused_write, unpacked_rows
 from fusedops.ops import int8_linear, quantized_linear
-from fusedops.quantization import INT8, LAYER_FORMATS, bytes_of_row, dequantize, int8_parts, quantize
+from fusedops.quantization import (
+    INT8,
+    LAYER_FORMATS,
+    SCALED,
+    Packed,
+    bytes_of_row,
+    dequantize,
+    int8_parts,
+    pack,
+    quantize,
+)
 
 #: The name of the packed bytes, as a parameter and in state dicts: bytes of another format have another name.
-KEYS = {format: f"packed_{format}" for format in LAYER_FORMATS}
+KEYS = {format: f"packed_{format}" for format in (*LAYER_FORMATS, *SCALED)}
+PARTS = ("scales", "global_scale", "zeros")  # of a Packed beside its codes: buffers, named after the codes
 
 
 def weight_state(weight: Tensor) -> dict[str, Any]:
@@ -41,17 +52,47 @@ class _QuantizedLayer(torch.nn.Module):
     full_name: str = ""
 
     def _empty(self, rows: int, columns: int, format: str, device: Any, dtype: torch.dtype | None) -> None:
-        size = bytes_of_row(columns, format) if format in LAYER_FORMATS else None
+        size = bytes_of_row(columns, format) if format in KEYS else None
         if size is None:
             raise InvalidInputError(
                 f"{type(self).__name__}: got format = {format!r} for rows of {columns} weights, expected one of "
-                f"{', '.join(LAYER_FORMATS)} whose block divides them; to fix: use another format or an unpacked layer"
+                f"{', '.join(KEYS)} whose block divides them; to fix: use another format or an unpacked layer"
             )
         self.format, self.weight_dtype = format, dtype or torch.get_default_dtype()
+        if format in SCALED:
+            group = columns if columns % 128 else 128
+            self._hold_value(pack(torch.zeros(rows, columns, device=device), format, group=group))
+            return
         self._hold(Parameter(torch.zeros(rows, size, dtype=torch.uint8, device=device), requires_grad=False))
+
+    def _take(self, value: Packed) -> None:
+        """Keep a packed weight in place of the one that the layer was made with."""
+        del self._parameters[KEYS[self.format]]
+        self._hold_value(value)
 
     def _hold(self, packed: Parameter) -> None:
         super().register_parameter(KEYS[self.format], packed)
+
+    def _hold_value(self, value: Packed) -> None:
+        """Keep the tensors of a packed weight: the codes as the parameter, what is beside them as buffers."""
+        self.format = value.format
+        self._hold(Parameter(value.codes, requires_grad=False))
+        for name, part in value.tensors().items():
+            if name != "codes":
+                self.register_buffer(f"{KEYS[value.format]}_{name}", part)
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """Return what is beside the codes, by the names of :class:`fusedops.quantization.Packed`; often nothing."""
+        own: dict[str, Any] = self._buffers
+        named = ((name, own.get(f"{KEYS[self.format]}_{name}")) for name in PARTS)
+        return {name: part for name, part in named if part is not None}
+
+    @property
+    def value(self) -> Packed:
+        """Return the packed weight as a value, which shares its tensors with the layer; not of INT8."""
+        rows, columns = self.weight.shape
+        return Packed(self.format, self.packed.detach(), **self.parts, shape=(rows, columns))
 
     def name_gradient(self, name: str) -> None:
         """Let an error for a gradient of the packed weight name the layer."""
@@ -76,7 +117,7 @@ class _QuantizedLayer(torch.nn.Module):
         packed = self.packed
         if is_traced() or is_transformed() or not is_plain((packed,)):
             return self.dequantize()
-        return PackedWeight.of(packed, self.format, self.weight_dtype)
+        return PackedWeight.of(packed, self.format, self.weight_dtype, self.parts)
 
     @weight.setter
     def weight(self, value: Any) -> None:
@@ -87,6 +128,8 @@ class _QuantizedLayer(torch.nn.Module):
         if not isinstance(value, PackedWeight) or (value.format, value.shape) != (self.format, self.weight.shape):
             raise refused_write(f"an assignment of {type(value).__name__}")
         self._hold(value.packed)
+        for name, part in value.parts.items():
+            self.register_buffer(f"{KEYS[self.format]}_{name}", part)
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Register a parameter. torch calls it for each assignment of one, that of ``weight`` included."""
@@ -98,7 +141,10 @@ class _QuantizedLayer(torch.nn.Module):
             super().register_parameter(name, param)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        before = {f"{KEYS[self.format]}_{name}": part for name, part in self.parts.items()}
         super()._apply(fn, recurse)
+        for name, part in before.items():  # a scale keeps its dtype: a rounded one is another weight
+            self._buffers[name] = part.to(self.packed.device)
         self.weight_dtype = fn(torch.empty(0, dtype=self.weight_dtype)).dtype
         return self
 
@@ -132,7 +178,7 @@ class _QuantizedLayer(torch.nn.Module):
 
     def dequantize(self) -> Tensor:
         """Return the weight, unpacked, in ``weight_dtype``."""
-        return dequantize(self.packed.detach(), self.format, self.weight_dtype)
+        return unpacked_rows(self.packed.detach(), self.format, self.weight_dtype, self.parts)
 
 
 class QuantizedLinear(_QuantizedLayer, torch.nn.Linear):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -146,7 +192,7 @@ class QuantizedLinear(_QuantizedLayer, torch.nn.Linear):  # pyright: ignore[repo
         in_features: a multiple of the block of the format.
         out_features: rows of the weight.
         bias: True for a bias.
-        format: one of ``fusedops.quantization.FORMATS``, or "INT8".
+        format: one of ``fusedops.quantization.FORMATS``, "INT8", or a format of the Hub by row, such as "MXFP4".
         device: of the parameters.
         dtype: of the bias, and of the unpacked weight.
 
@@ -176,8 +222,28 @@ class QuantizedLinear(_QuantizedLayer, torch.nn.Linear):  # pyright: ignore[repo
         self.register_parameter("bias", zeros)
 
     @classmethod
+    def of_packed(
+        cls, packed: Packed, bias: Parameter | None = None, *, dtype: torch.dtype | None = None
+    ) -> QuantizedLinear:
+        """Return the layer of a packed weight (N, K), whose tensors it keeps; dtype: of the unpacked weight.
+
+        >>> import torch, fusedops
+        >>> fusedops.nn.QuantizedLinear.of_packed(fusedops.quantization.pack(torch.ones(3, 64), "MXFP4"))
+        QuantizedLinear(in_features=64, out_features=3, bias=False, format=MXFP4)
+        """
+        check_rank(cls.__name__, packed)
+        made = cls(packed.shape[1], packed.shape[0], False, format="Q8_0", device="meta", dtype=dtype)
+        made._take(packed)
+        made.bias = bias
+        return made
+
+    @classmethod
     def of(cls, linear: torch.nn.Linear, format: str) -> QuantizedLinear:
         """Return the layer with the weight of another one, packed; the bias is shared."""
+        if format in SCALED:
+            made = cls.of_packed(pack(linear.weight, format), dtype=linear.weight.dtype)
+            made.weight_state, made.bias = weight_state(linear.weight), linear.bias
+            return made
         made = cls(
             linear.in_features, linear.out_features, False, format=format, device="meta", dtype=linear.weight.dtype
         )
@@ -196,10 +262,23 @@ class QuantizedLinear(_QuantizedLayer, torch.nn.Linear):  # pyright: ignore[repo
             packed, bias = self.packed, self.bias
         if format == INT8:
             return int8_linear(input, None, *int8_parts(packed), bias)
-        return quantized_linear(input, packed, bias, format=format)
+        if format not in SCALED:
+            return quantized_linear(input, packed, bias, format=format)
+        parts = self.parts
+        scales, divisor, zeros = (parts.get(name) for name in PARTS)
+        return quantized_linear(input, packed, bias, format=format, scales=scales, global_scale=divisor, zeros=zeros)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, format={self.format}"
+
+
+def check_rank(name: str, packed: Packed) -> None:
+    """Raise for a packed weight that is not one of a layer."""
+    if len(packed.shape) != 2:
+        raise InvalidInputError(
+            f"{name}: got a Packed of shape {packed.shape}, expected (N, K); to fix: pass the weight of one expert, as "
+            f"in packed[0]"
+        )
 
 
 class QuantizedEmbedding(_QuantizedLayer, torch.nn.Embedding):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -208,7 +287,7 @@ class QuantizedEmbedding(_QuantizedLayer, torch.nn.Embedding):  # pyright: ignor
     Args:
         num_embeddings: rows of the weight.
         embedding_dim: a multiple of the block of the format.
-        format: one of ``fusedops.quantization.FORMATS``, or "INT8".
+        format: one of ``fusedops.quantization.FORMATS``, "INT8", or a format of the Hub by row, such as "MXFP4".
         device: of the weight.
         dtype: of the result.
 
@@ -238,6 +317,19 @@ class QuantizedEmbedding(_QuantizedLayer, torch.nn.Embedding):  # pyright: ignor
         self._empty(num_embeddings, embedding_dim, format, device, dtype)
 
     @classmethod
+    def of_packed(cls, packed: Packed, *, dtype: torch.dtype | None = None) -> QuantizedEmbedding:
+        """Return the layer of a packed weight (rows, K), whose tensors it keeps; dtype: of the result.
+
+        >>> import torch, fusedops
+        >>> fusedops.nn.QuantizedEmbedding.of_packed(fusedops.quantization.pack(torch.ones(3, 64), "NF4"))
+        QuantizedEmbedding(3, 64, format=NF4)
+        """
+        check_rank(cls.__name__, packed)
+        made = cls(*packed.shape, format="Q8_0", device="meta", dtype=dtype)
+        made._take(packed)
+        return made
+
+    @classmethod
     def of(cls, embedding: torch.nn.Embedding, format: str) -> QuantizedEmbedding:
         """Return the layer with the weight of another one, packed."""
         if embedding.max_norm is not None:
@@ -245,6 +337,10 @@ class QuantizedEmbedding(_QuantizedLayer, torch.nn.Embedding):  # pyright: ignor
                 f"QuantizedEmbedding: got an embedding with max_norm = {embedding.max_norm}, which changes its weight, "
                 f"expected None; to fix: leave the embedding unpacked"
             )
+        if format in SCALED:
+            made = cls.of_packed(pack(embedding.weight, format), dtype=embedding.weight.dtype)
+            made.weight_state, made.padding_idx = weight_state(embedding.weight), embedding.padding_idx
+            return made
         size = embedding.num_embeddings, embedding.embedding_dim
         made = cls(*size, format=format, device="meta", dtype=embedding.weight.dtype)
         made._hold(Parameter(quantize(embedding.weight, format), requires_grad=False))
@@ -265,7 +361,10 @@ class QuantizedEmbedding(_QuantizedLayer, torch.nn.Embedding):  # pyright: ignor
 
         Indices are those of ``torch.nn.Embedding``, with its errors: int64 or int32, from 0 to ``num_embeddings - 1``.
         """
-        return dequantize(torch.embedding(self.packed, input), self.format, self.weight_dtype)
+        codes = torch.embedding(self.packed, input)
+        if self.format not in SCALED:
+            return dequantize(codes, self.format, self.weight_dtype)
+        return embedded(codes, self.format, self.weight_dtype, self.parts, input)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, format={self.format}"

@@ -17,7 +17,7 @@ from fusedops.quantization._formats import FLOATS, SCALED
 BY_COLUMNS = ("GPTQ", "GPTQ_V2", "AWQ")
 PACKED_FORMATS = (*FORMATS, *SCALED, *BY_COLUMNS)
 _CHUNK = 2**20  # weights that are unpacked at a time
-_NAMES = ("codes", "scales", "global_scale", "zeros")
+_NAMES: tuple[str, ...] = ("codes", "scales", "global_scale", "zeros")
 _E8M0 = getattr(torch, "float8_e8m0fnu", torch.uint8)
 
 
@@ -67,7 +67,7 @@ class Packed:
     ) -> None:
         self.shape = tuple(shape)
         _check_shape(format, self.shape)
-        given = dict(zip(_NAMES, (codes, scales, global_scale, zeros)))
+        given: dict[str, Tensor | None] = dict(zip(_NAMES, (codes, scales, global_scale, zeros)))
         if format in BY_COLUMNS:
             from fusedops.quantization._by_columns import to_rows
 
@@ -240,7 +240,7 @@ def chunks(
     """
     columns = weights_of_row(codes.shape[-1], format)
     # a quarter of the weight at most, and not less than 16 rows
-    step = max(16, min(_CHUNK // max(columns, 1), -(-codes.shape[0] // 4)))
+    step = max(16, min(_CHUNK // columns, -(-codes.shape[0] // 4))) if columns else max(codes.shape[0], 1)
     for start in range(0, codes.shape[0], step):
         rows = slice(start, min(start + step, codes.shape[0]))
         if scales is None:

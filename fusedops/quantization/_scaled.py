@@ -51,9 +51,11 @@ def unpack_rows(
     zeros: Tensor | None = None,
     start: int = 0,
     stop: int | None = None,
+    by_row: bool = False,
 ) -> Tensor:
-    """Return some rows of the weight in float32, (..., rows, K)."""
+    """Return some rows of the weight in float32, (..., rows, K). by_row: scales of several rows are those of each."""
     format = SCALED[name]
+    format = format._replace(rows=1) if by_row and format.rows else format
     stop = codes.shape[-2] if stop is None else stop
     part = codes[..., start:stop, :].resolve_neg()
     of_scales = slice(0, 1) if not format.rows else slice(start // format.rows, -(-stop // format.rows))
@@ -94,9 +96,14 @@ def in_pairs(codes: Tensor, high_first: bool = False) -> Tensor:
     return (first << 4) | second if high_first else first | (second << 4)
 
 
+def in_groups(weight: Tensor, size: int) -> Tensor:
+    """Return (..., K) as (..., K / size, size)."""
+    return weight.reshape(*weight.shape[:-1], weight.shape[-1] // size, size)
+
+
 def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the codes of E2M1 and the bytes of E8M0 of each 32 weights, as ``gguf.quants`` has them."""
-    blocks = weight.unflatten(-1, (-1, 32))
+    blocks = in_groups(weight, 32)
     largest = blocks.abs().amax(-1, keepdim=True)
     power = torch.where(largest > 0, largest.log2().floor() + 125, 0.0).clamp(0, 254).to(torch.uint8)
     codes = nearest(blocks / e8m0(power), E2M1)
@@ -105,7 +112,7 @@ def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the codes of E2M1, the e4m3 scales of each 16 weights, and the number that divides them."""
-    blocks = weight.unflatten(-1, (-1, 16))
+    blocks = in_groups(weight, 16)
     largest = blocks.abs().amax(-1, keepdim=True)
     of_all = weight.abs().amax((-2, -1)) if weight.numel() else weight.new_zeros(weight.shape[:-2])
     divisor = torch.where(of_all > 0, 448.0 * 6.0 / of_all, 1.0)
@@ -122,7 +129,7 @@ def fp8(weight: Tensor, name: str) -> tuple[Tensor, Tensor]:
     size = weight.abs()
     if name == "FP8_BLOCK":
         size = torch.nn.functional.pad(size, (0, -columns % 128, 0, -outputs % 128))
-        largest = size.unflatten(-1, (-1, 128)).unflatten(-3, (-1, 128)).amax((-3, -1))
+        largest = in_groups(in_groups(size, 128).amax(-1).mT, 128).amax(-1).mT
     else:
         largest = size.amax((-2, -1) if not format.rows else -1, keepdim=True)
     scales = torch.where(largest > 0, largest / 448.0, 1.0)
@@ -134,7 +141,7 @@ def fp8(weight: Tensor, name: str) -> tuple[Tensor, Tensor]:
 
 def fp4_group32(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the codes of E2M1 and a float32 scale of each 32 weights."""
-    blocks = weight.unflatten(-1, (-1, 32))
+    blocks = in_groups(weight, 32)
     scales = blocks.abs().amax(-1, keepdim=True) / 6.0
     codes = nearest(blocks / torch.where(scales > 0, scales, 1.0), E2M1)
     return in_pairs(codes.flatten(-2)).view(torch.int8), scales[..., 0]
@@ -142,7 +149,7 @@ def fp4_group32(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def int4_group(weight: Tensor, group: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return codes (..., K), scales (..., G), and zeros (..., G) unless symmetric, of groups of a row."""
-    blocks = weight.unflatten(-1, (-1, group))
+    blocks = in_groups(weight, group)
     if symmetric:
         scales, zeros = blocks.abs().amax(-1, keepdim=True) / 7.5, 8.0
     else:

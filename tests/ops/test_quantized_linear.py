@@ -39,7 +39,7 @@ def test_each_weight_has_its_value(format: str, backend: str) -> None:
     for rows in (slice(columns), slice(5, 6), slice(5, 13)):
         got = quantized_linear(torch.eye(columns)[rows], packed, format=format).t()
         assert torch.equal(got[finite], weight[:, rows][finite])
-        assert not got[~finite].isfinite().all()
+        assert finite.all() or not got[~finite].isfinite().all()
 
 
 @every_format

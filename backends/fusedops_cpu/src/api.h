@@ -325,20 +325,29 @@ struct Rotary {
   RotaryTensor tensors[2];
 };
 
-// format: the place of its name in fusedops.quantization.FORMATS.
+// format: a number of with_format. Scales, where they are a tensor of their own, are of `group` columns and of
+// `scale_rows` rows (0: of all), `groups` in a line of them.
+struct PackedWeight {
+  const uint8_t* codes;       // (outputs, row_bytes)
+  const void* scales;         // or null
+  const float* global_scale;  // one, which divides the scales; or null
+  const uint8_t* zeros;       // as the scales; or null
+  int64_t format, row_bytes, scale_dtype, groups, group, scale_rows;
+};
+
 struct QuantizedForward {
-  const void* x;          // (rows, columns)
-  const uint8_t* packed;  // (outputs, bytes of a row)
-  const void* bias;       // (outputs), or null
-  void* y;                // (rows, outputs)
-  int64_t dtype, bias_dtype, format, rows, columns, outputs;
+  const void* x;        // (rows, columns)
+  PackedWeight weight;  // (outputs, columns)
+  const void* bias;     // (outputs), or null
+  void* y;              // (rows, outputs)
+  int64_t dtype, bias_dtype, rows, columns, outputs;
 };
 
 struct QuantizedBackward {
-  const void* grad;       // (rows, outputs)
-  const uint8_t* packed;  // (outputs, bytes of a row)
-  void* dx;               // (rows, columns)
-  int64_t dtype, format, rows, columns, outputs;
+  const void* grad;     // (rows, outputs)
+  PackedWeight weight;  // (outputs, columns)
+  void* dx;             // (rows, columns)
+  int64_t dtype, rows, columns, outputs;
 };
 
 struct Int8Linear {

@@ -54,7 +54,8 @@ def _sample(batch: int, length: int) -> Mapping[str, Any]:
 _CASES = [
     Case("every_option", _linear(3, 512, 7, "INT4_GROUP", 4, bias=(7,))),
     Case("a_global_scale", _linear(3, 512, 7, "NVFP4", bias=(7,))),
-    Case("partial_blocks", _linear(3, 200, 130, "FP8_BLOCK", bias=(130,)), "neither size is a multiple of 128"),
+    Case("partial_blocks", _linear(3, 200, 29, "FP8_BLOCK", bias=(29,)), "neither size is a multiple of 128"),
+    Case("blocks_of_rows", _linear(3, 32, 140, "FP8_BLOCK", bias=(140,)), "the second block of rows is partial"),
     Case("one_row", _linear(1, 512, 70, "Q6_K")),
     Case("smollm2_down", _linear(9, 1536, 96, "Q5_0"), "SmolLM2-135M, some outputs of a down projection"),
     *(Case(f"each_{name.lower()}", _linear(5, 512, 13, name, bias=(13,))) for name in (*FORMATS, *SCALED)),

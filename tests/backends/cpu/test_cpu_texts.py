@@ -11,6 +11,7 @@ from error_texts import Table
 from state import keep_backends
 
 import fusedops
+from fusedops.quantization import pack
 from fusedops_cpu.launch.library import failure
 from fusedops_cpu.launch.struct_call import _value
 from fusedops_cpu.linear.linear import linear
@@ -55,6 +56,7 @@ pin("two dtypes", lambda: fusedops.bias_gelu(ROW, ROW[0].half()), NO_BACKEND)
 pin("a weight", lambda: fusedops.rms_norm(ROW, ROW[0].double()), NO_BACKEND)
 pin("gate and up", lambda: fusedops.swiglu(ROW, ROW.half()), NO_BACKEND)
 pin("cosines", lambda: fusedops.rotary_embedding(ROW[None], None, *torch.ones(2, 2, 2).double()), NO_BACKEND)
+pin("columns of FP8", lambda: fusedops.quantized_linear(ROW, pack(ROW, "FP8_ROW")), NO_BACKEND)
 pin("no memory", freed, INVALID)
 pin("a field of a call", freed_field, INVALID)
 pin("the library", refused_by_the_library(2), INVALID)

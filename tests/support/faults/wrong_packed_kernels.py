@@ -9,17 +9,63 @@ import torch
 from torch import Tensor
 from wrong_kernels import Run, wrong
 
-from fusedops.quantization import FORMATS
+from fusedops.quantization import FORMATS, SCALED
 
 OP = "quantized_linear"
 
 
 def with_scales(a: SimpleNamespace, byte: int, bits: int) -> Tensor:
     """Return the packed weight with only some bits of a byte of each block's float16 numbers."""
+    if a.format not in FORMATS:
+        return a.packed
     packed, block = a.packed.clone(), FORMATS[a.format]
     for at in block.scales:
         packed[:, at + byte :: block.bytes] &= bits
     return packed
+
+
+def neighbours(scales: Tensor) -> Tensor:
+    """Return scales of which each is that of the group before, of the last row for the first group."""
+    return scales.flatten().roll(1).view(scales.shape)
+
+
+@wrong("a scale is that of the group before, in formats with a tensor of scales", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run() if a.scales is None else run(scales=neighbours(a.scales))
+
+
+@wrong("powers of two as scales are off by one", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(scales=a.scales + 1) if a.format == "MXFP4" else run()
+
+
+@wrong("the scales of NVFP4 have no sign", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(scales=a.scales & 0x7F) if a.format == "NVFP4" else run()
+
+
+@wrong("the global scale is a factor", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run() if a.global_scale is None else run(global_scale=1 / a.global_scale)
+
+
+@wrong("zeros are those of the group before", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run() if a.zeros is None else run(zeros=neighbours(a.zeros))
+
+
+@wrong("zeros are left out", OP, "backward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run() if a.zeros is None else run(zeros=None)
+
+
+@wrong("blocks of 128 rows begin one row late", OP, "forward", "float64")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    y = run()
+    if a.format != "FP8_BLOCK" or a.packed.shape[0] <= 128 or not y.numel():
+        return y
+    y[..., 128] = run(packed=a.packed.roll(-1, 0))[..., 127]
+    return y
 
 
 @wrong("the sign of the scales is ignored", OP, "forward", "calls")
@@ -39,7 +85,7 @@ def _(run: Run, a: SimpleNamespace) -> Any:
 
 @wrong("the second block of a row is read as the first", OP, "forward", "calls")
 def _(run: Run, a: SimpleNamespace) -> Any:
-    packed, size = a.packed.clone(), FORMATS[a.format].bytes
+    packed, size = a.packed.clone(), FORMATS[a.format].bytes if a.format in FORMATS else 16
     if packed.shape[1] > size:
         packed[:, size : 2 * size] = packed[:, :size]
     return run(packed=packed)
@@ -47,6 +93,8 @@ def _(run: Run, a: SimpleNamespace) -> Any:
 
 @wrong("a block has the scale of the one before", OP, "forward", "calls")
 def _(run: Run, a: SimpleNamespace) -> Any:
+    if a.format not in FORMATS:
+        return run(scales=neighbours(a.scales))
     packed, size = a.packed.clone(), FORMATS[a.format].bytes
     for at in FORMATS[a.format].scales:
         scales = a.packed[:, at::size], a.packed[:, at + 1 :: size]
@@ -57,6 +105,8 @@ def _(run: Run, a: SimpleNamespace) -> Any:
 
 @wrong("the halves of a byte are swapped", OP, "forward", "calls")
 def _(run: Run, a: SimpleNamespace) -> Any:
+    if a.format in SCALED and SCALED[a.format].bits == 4:
+        return run(packed=(a.packed >> 4) | (a.packed << 4))
     if a.format not in ("Q4_0", "Q4_1", "Q5_0", "Q5_1"):
         return run()
     blocks = a.packed.reshape(a.packed.shape[0], a.packed.shape[1] // FORMATS[a.format].bytes, -1).clone()

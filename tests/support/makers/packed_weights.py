@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Generator, Tensor
 
-from fusedops.quantization import FORMATS
-from fusedops.testing import random_packed
+from fusedops.quantization import FORMATS, SCALED, Packed, bytes_of_row
+from fusedops.testing import random_packed, random_part
 
 
 def packed_rows(format: str, rows: int, columns: int) -> Tensor:
@@ -20,3 +21,26 @@ def odd_scales(packed: Tensor, format: str) -> Tensor:
             packed[4 * row + at, place] = bits & 255
             packed[4 * row + at, place + 1] = bits >> 8
     return packed
+
+
+def packed_weight(
+    format: str,
+    rows: int,
+    columns: int,
+    *,
+    dtype: torch.dtype | None = None,
+    group: int = 0,
+    zeros: bool = False,
+) -> Packed:
+    """Return a random packed weight. dtype: of its scales; group: of INT4_GROUP, 0 for one scale a row."""
+    generator = Generator().manual_seed(rows)
+    codes = random_packed((rows, bytes_of_row(columns, format) or 0), format, generator)
+    if format in FORMATS:
+        return Packed(format, codes, shape=(rows, columns))
+    data = SCALED[format]
+    shape = data.scales_shape(rows, columns, columns // group if group else 0)
+    scales = random_part("scales", shape, dtype or data.scales[0], format, generator)
+    scales = scales.view(torch.float8_e4m3fn) if data.e4m3 else scales
+    divisor = torch.tensor(1.7) if data.global_scale else None
+    of_zeros = random_part("zeros", shape, torch.uint8, format, generator) if zeros else None
+    return Packed(format, codes, scales, divisor, of_zeros, shape=(rows, columns))

@@ -2,11 +2,10 @@
 //
 // A sum over the columns is one vector of sums, weight after weight, for each part of DEPTH columns; the parts are
 // added in order. Every function here sums so: the bits of a row of y do not depend on the other rows, nor on threads.
-#include "tile/quantized.h"
-
 #include <algorithm>
 
 #include "rows.h"
+#include "tile/scaled.h"
 
 namespace fusedops {
 namespace {
@@ -50,7 +49,7 @@ INLINE auto of_rows(F f, std::integer_sequence<int, I...>) {
 // The products of the first `rows` of M rows of x and the first `count` of N rows of the weight, to sums (M, OUTPUTS).
 // The rows of the weight take turns: no sum waits for the one before.
 template <class Format, int M, int N>
-INLINE void products(const float* x, int64_t rows, int64_t columns, const uint8_t* packed, int64_t row_bytes,
+INLINE void products(const float* x, int64_t rows, int64_t columns, const PackedWeight& weight, int64_t output,
                      int64_t count, float* sums) {
   constexpr std::make_integer_sequence<int, N> turns;
   const float* row[M];  // of fewer than M rows, the last one several times
@@ -58,13 +57,13 @@ INLINE void products(const float* x, int64_t rows, int64_t columns, const uint8_
   for (int m = 0; m < M; m++) row[m] = x + std::min<int64_t>(m, rows - 1) * columns;
   for (int64_t first = 0; first < columns; first += DEPTH) {
     vfloat total[M][N] = {};
-    const uint8_t* from = packed + first / Format::WEIGHTS * Format::BYTES;
-    for (int64_t at = first; at < std::min(columns, first + DEPTH); from += Format::BYTES) {
+    const int64_t end = std::min(columns, first + DEPTH);
+    const typename Format::template Rows<N> from(weight, output, count == N, first, end - first);
+    for (int64_t at = first, b = 0; at < end; b++) {
       // the next rows: at the end of a row the processor has hardly begun to read ahead by itself (up to 1.7 times)
-      for (int n = 0; n < N; n++)
-        for (int i = 0; i < Format::BYTES; i += 64) __builtin_prefetch(from + (n + N) * row_bytes + i);
+      for (int n = 0; n < N; n++) from.prefetch(n + N, b);
       const auto blocks = of_rows(
-          [=](int n) __attribute__((always_inline)) { return typename Format::Block(from + n * row_bytes); }, turns);
+          [&](int n) __attribute__((always_inline)) { return typename Format::Block(from.block(n, b)); }, turns);
       for (int c = 0; c < Format::WEIGHTS / Format::CHUNK; c++, at += Format::CHUNK) {
         const auto chunks = of_rows(
             [&](int n) __attribute__((always_inline)) { return typename Format::Chunk(blocks.each[n], c); }, turns);
@@ -132,27 +131,50 @@ NOINLINE void add_tiles(const float* x, int64_t columns, const float* weights, i
   for (; n < outputs; n++) add_tile<M, 1>(x, columns, weights + n * DEPTH, count, sums + n);
 }
 
+// Rows of x as float32, in the order of the codes.
+template <Order ORDER>
+class OrderedRows {
+ public:
+  OrderedRows(const void* x, int64_t dtype, int64_t count)
+      : rows_(x, dtype, count, 0.0f, 0.0f), buffer_(SAME ? 0 : count) {
+    if (SAME || failed()) return;
+    const float* from = rows_.data();
+    float* to = buffer_.data();
+    const int64_t blocks = divide_up(count, BLOCK);
+    run_blocks(blocks, workers_for(blocks), [=](int64_t block, int64_t) {
+      const int64_t first = block * BLOCK;
+      reorder<ORDER, false>(from + first, to + first, std::min<int64_t>(BLOCK, count - first));
+    });
+  }
+  bool failed() const { return rows_.failed() || (!SAME && rows_.data() && !buffer_.data()); }
+  const float* data() const { return SAME ? rows_.data() : buffer_.data(); }
+
+ private:
+  static constexpr bool SAME = ORDER == Order::PLAIN;
+  static_assert(BLOCK % 32 == 0);
+  FloatRow rows_;
+  FloatBuffer buffer_;
+};
+
 template <class Format>
 struct Product {
   const float* x;
-  const uint8_t* packed;
+  const PackedWeight& weight;
   const float* bias;  // null for none
-  int64_t rows, columns, outputs, row_bytes;
+  int64_t columns;
 
   // The sums of some rows of x and of the weight, (rows, OUTPUTS); `weights`: a buffer for an unpacked part.
   void sums_of(int64_t row, int64_t row_count, int64_t output, int64_t count, float* sums, float* weights) const {
     std::fill(sums, sums + row_count * OUTPUTS, 0.0f);
-    const uint8_t* from = packed + output * row_bytes;
     const float* rows_of_x = x + row * columns;
     if (row_count <= FEW_ROWS) {
       for (int64_t m = 0; m < row_count; m += FUSED_ROWS)
-        add_fused(rows_of_x + m * columns, std::min(FUSED_ROWS, row_count - m), from, count, sums + m * OUTPUTS);
+        add_fused(rows_of_x + m * columns, std::min(FUSED_ROWS, row_count - m), output, count, sums + m * OUTPUTS);
       return;
     }
     for (int64_t first = 0; first < columns; first += DEPTH) {
       const int64_t depth = std::min(DEPTH, columns - first);
-      for (int64_t n = 0; n < count; n++)
-        unpack<Format>(from + n * row_bytes, row_bytes, first, depth, weights + n * DEPTH);
+      for (int64_t n = 0; n < count; n++) unpack<Format>(weight, output + n, first, depth, weights + n * DEPTH);
       const float* part = rows_of_x + first;
       int64_t m = 0;
       for (; m + TILE_ROWS <= row_count; m += TILE_ROWS)
@@ -163,18 +185,17 @@ struct Product {
     }
   }
 
-  void add_fused(const float* some, int64_t row_count, const uint8_t* from, int64_t count, float* sums) const {
-    if (row_count == 1) return add_products<1, 4>(some, row_count, from, count, sums);
-    if (row_count == 2) return add_products<2, 2>(some, row_count, from, count, sums);
-    if (row_count <= 4) return add_products<4, 2>(some, row_count, from, count, sums);
-    add_products<FUSED_ROWS, 2>(some, row_count, from, count, sums);
+  void add_fused(const float* some, int64_t row_count, int64_t output, int64_t count, float* sums) const {
+    if (row_count == 1) return add_products<1, 4>(some, row_count, output, count, sums);
+    if (row_count == 2) return add_products<2, 2>(some, row_count, output, count, sums);
+    if (row_count <= 4) return add_products<4, 2>(some, row_count, output, count, sums);
+    add_products<FUSED_ROWS, 2>(some, row_count, output, count, sums);
   }
   template <int M, int N>
-  NOINLINE void add_products(const float* some, int64_t row_count, const uint8_t* from, int64_t count,
-                             float* sums) const {
+  NOINLINE void add_products(const float* some, int64_t row_count, int64_t output, int64_t count, float* sums) const {
     for (int64_t n = 0, done; n < count; n += done) {
       done = n + N <= count ? N : 1;  // of fewer than N rows one at a time, which is read as each of N
-      products<Format, M, N>(some, row_count, columns, from + n * row_bytes, done == N ? row_bytes : 0, done, sums + n);
+      products<Format, M, N>(some, row_count, columns, weight, output + n, done, sums + n);
     }
   }
 };
@@ -182,7 +203,8 @@ struct Product {
 template <class Format>
 Status forward(const QuantizedForward& call) {
   const int64_t rows = call.rows, columns = call.columns, outputs = call.outputs;
-  const FloatRow x(call.x, call.dtype, rows * columns, 0.0f, 0.0f);
+  if (columns % Format::WEIGHTS) return INVALID;
+  const OrderedRows<Format::ORDER> x(call.x, call.dtype, rows * columns);
   const FloatRow bias(call.bias, call.bias_dtype, call.bias ? outputs : 0, 0.0f, 0.0f);
   const int64_t panels = divide_up(outputs, OUTPUTS), parts = divide_up(rows, ROWS), blocks = panels * parts;
   const bool few = rows <= FEW_ROWS;
@@ -191,9 +213,7 @@ Status forward(const QuantizedForward& call) {
   const int64_t sums_size = rows_of_block * OUTPUTS, size = sums_size + (few ? 0 : OUTPUTS * DEPTH);
   const Scratch scratch(workers, size);
   if (x.failed() || bias.failed() || scratch.failed()) return OUT_OF_MEMORY;
-  const int64_t row_bytes = columns / Format::WEIGHTS * Format::BYTES;
-  const Product<Format> product{x.data(), call.packed, call.bias ? bias.data() : nullptr, rows, columns,
-                                outputs,  row_bytes};
+  const Product<Format> product{x.data(), call.weight, call.bias ? bias.data() : nullptr, columns};
   uint8_t* y = (uint8_t*)call.y;
   const int64_t dtype = call.dtype, itemsize = dtype == FLOAT32 ? 4 : 2;
   const Scratch* buffers = &scratch;
@@ -252,35 +272,37 @@ NOINLINE void add_outers(const float* grad, int64_t outputs, const float* weight
 template <class Format>
 Status backward(const QuantizedBackward& call) {
   const int64_t rows = call.rows, columns = call.columns, outputs = call.outputs;
+  if (columns % Format::WEIGHTS) return INVALID;
   const FloatRow grad(call.grad, call.dtype, rows * outputs, 0.0f, 0.0f);
   const int64_t panels = divide_up(columns, COLUMNS), parts = divide_up(rows, GRADIENT_ROWS), blocks = panels * parts;
   const int64_t workers = workers_of(rows * columns * outputs, blocks);
   const int64_t sums_size = std::min(rows, GRADIENT_ROWS) * COLUMNS;
   const Scratch scratch(workers, sums_size + OUTPUTS * COLUMNS);
   if (grad.failed() || scratch.failed()) return OUT_OF_MEMORY;
-  const int64_t row_bytes = columns / Format::WEIGHTS * Format::BYTES;
-  const uint8_t* packed = call.packed;
+  const PackedWeight& weight = call.weight;
   const float* g = grad.data();
   uint8_t* dx = (uint8_t*)call.dx;
   const int64_t dtype = call.dtype, itemsize = dtype == FLOAT32 ? 4 : 2;
   const Scratch* buffers = &scratch;
-  run_blocks(blocks, workers, [=](int64_t block, int64_t worker) {
+  run_blocks(blocks, workers, [=, &weight](int64_t block, int64_t worker) {
     const int64_t first = block / parts * COLUMNS, width = std::min(COLUMNS, columns - first);
     const int64_t row = block % parts * GRADIENT_ROWS, row_count = std::min(GRADIENT_ROWS, rows - row);
     float *sums = buffers->of(worker), *weights = sums + sums_size;
     std::fill(sums, sums + row_count * COLUMNS, 0.0f);
     for (int64_t output = 0; output < outputs; output += OUTPUTS) {
       const int64_t count = std::min(OUTPUTS, outputs - output);
-      for (int64_t n = 0; n < count; n++)
-        unpack<Format>(packed + (output + n) * row_bytes, row_bytes, first, width, weights + n * COLUMNS);
+      for (int64_t n = 0; n < count; n++) unpack<Format>(weight, output + n, first, width, weights + n * COLUMNS);
       int64_t m = 0;
       for (; m + GRADIENT_TILE <= row_count; m += GRADIENT_TILE)
         add_outers<GRADIENT_TILE>(g + (row + m) * outputs + output, outputs, weights, count, width, sums + m * COLUMNS);
       for (; m < row_count; m++)
         add_outers<1>(g + (row + m) * outputs + output, outputs, weights, count, width, sums + m * COLUMNS);
     }
-    for (int64_t m = 0; m < row_count; m++)
-      store_as(dtype, dx + ((row + m) * columns + first) * itemsize, sums + m * COLUMNS, width);
+    for (int64_t m = 0; m < row_count; m++) {
+      float* mine = sums + m * COLUMNS;
+      if (Format::ORDER != Order::PLAIN) reorder<Format::ORDER, true>(mine, mine, width);
+      store_as(dtype, dx + ((row + m) * columns + first) * itemsize, mine, width);
+    }
   });
   return OK;
 }
@@ -293,13 +315,13 @@ using namespace fusedops;
 FUSEDOPS_EXPORT int fusedops_quantized_forward(const QuantizedForward* call) {
   if (call->rows < 0 || call->columns < 0 || call->outputs < 0) return INVALID;
   if (!call->rows || !call->outputs) return OK;
-  if (!call->y || (call->columns && (!call->x || !call->packed))) return INVALID;
-  return with_format(call->format, [=](auto format) { return forward<decltype(format)>(*call); });
+  if (!call->y || (call->columns && (!call->x || !call->weight.codes))) return INVALID;
+  return with_format(call->weight.format, [=](auto format) { return forward<decltype(format)>(*call); });
 }
 
 FUSEDOPS_EXPORT int fusedops_quantized_backward(const QuantizedBackward* call) {
   if (call->rows < 0 || call->columns < 0 || call->outputs < 0) return INVALID;
   if (!call->rows || !call->columns) return OK;
-  if (!call->dx || (call->outputs && (!call->grad || !call->packed))) return INVALID;
-  return with_format(call->format, [=](auto format) { return backward<decltype(format)>(*call); });
+  if (!call->dx || (call->outputs && (!call->grad || !call->weight.codes))) return INVALID;
+  return with_format(call->weight.format, [=](auto format) { return backward<decltype(format)>(*call); });
 }

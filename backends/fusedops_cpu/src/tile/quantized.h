@@ -12,6 +12,9 @@
 namespace fusedops {
 namespace {
 
+// The order of the codes of 32 columns, see tile/scaled.h.
+enum class Order { PLAIN, PAIRS, SWAPPED_PAIRS, EIGHTS };
+
 INLINE vfloat to_floats(vint v) { return __builtin_convertvector(v, vfloat); }
 
 // LANES bytes, without and with a sign.
@@ -137,8 +140,32 @@ INLINE uint32_t bits_at(const uint8_t* p) {
   return bits;
 }
 
-struct Q8_0 {
-  static constexpr int WEIGHTS = 32, BYTES = 34, CHUNK = 32;
+// A format of blocks that have all of their weights' numbers.
+template <int OF_BLOCK, int BYTES_OF_BLOCK>
+struct BlocksOf {
+  static constexpr int WEIGHTS = OF_BLOCK, BYTES = BYTES_OF_BLOCK;
+  static constexpr Order ORDER = Order::PLAIN;
+  // N rows of the weight, `step` rows apart, from column `first` on.
+  template <int N>
+  class Rows {
+   public:
+    INLINE Rows(const PackedWeight& weight, int64_t row, int64_t step, int64_t first, int64_t)
+        : row_bytes_(step * weight.row_bytes),
+          ahead_(weight.row_bytes),
+          from_(weight.codes + row * weight.row_bytes + first / WEIGHTS * BYTES) {}
+    INLINE const uint8_t* block(int n, int64_t b) const { return from_ + n * row_bytes_ + b * BYTES; }
+    INLINE void prefetch(int n, int64_t b) const {
+      for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(from_ + n * ahead_ + b * BYTES + i);
+    }
+
+   private:
+    int64_t row_bytes_, ahead_;
+    const uint8_t* from_;
+  };
+};
+
+struct Q8_0 : BlocksOf<32, 34> {
+  static constexpr int CHUNK = 32;
   using Block = const uint8_t*;
   struct Chunk {
     const uint8_t* data;
@@ -148,8 +175,8 @@ struct Q8_0 {
   };
 };
 
-struct Q4_0 {
-  static constexpr int WEIGHTS = 32, BYTES = 18, CHUNK = 32;
+struct Q4_0 : BlocksOf<32, 18> {
+  static constexpr int CHUNK = 32;
   using Block = const uint8_t*;
   struct Chunk {
     const uint8_t* data;
@@ -159,8 +186,8 @@ struct Q4_0 {
   };
 };
 
-struct Q4_1 {
-  static constexpr int WEIGHTS = 32, BYTES = 20, CHUNK = 32;
+struct Q4_1 : BlocksOf<32, 20> {
+  static constexpr int CHUNK = 32;
   using Block = const uint8_t*;
   struct Chunk {
     const uint8_t* data;
@@ -170,8 +197,8 @@ struct Q4_1 {
   };
 };
 
-struct Q5_0 {
-  static constexpr int WEIGHTS = 32, BYTES = 22, CHUNK = 32;
+struct Q5_0 : BlocksOf<32, 22> {
+  static constexpr int CHUNK = 32;
   using Block = const uint8_t*;
   struct Chunk {
     const uint8_t* data;
@@ -183,8 +210,8 @@ struct Q5_0 {
   };
 };
 
-struct Q5_1 {
-  static constexpr int WEIGHTS = 32, BYTES = 24, CHUNK = 32;
+struct Q5_1 : BlocksOf<32, 24> {
+  static constexpr int CHUNK = 32;
   using Block = const uint8_t*;
   struct Chunk {
     const uint8_t* data;
@@ -216,8 +243,8 @@ struct ScalesAndMinima {
   INLINE Affine of(int run) const { return {of_run[run], of_run[8 + run]}; }
 };
 
-struct Q4_K {
-  static constexpr int WEIGHTS = 256, BYTES = 144, CHUNK = 64;
+struct Q4_K : BlocksOf<256, 144> {
+  static constexpr int CHUNK = 64;
   using Block = ScalesAndMinima;
   struct Chunk {  // the low halves of 32 bytes are one run, the high ones the next
     const uint8_t* data;
@@ -230,8 +257,8 @@ struct Q4_K {
   };
 };
 
-struct Q5_K {
-  static constexpr int WEIGHTS = 256, BYTES = 176, CHUNK = 64;
+struct Q5_K : BlocksOf<256, 176> {
+  static constexpr int CHUNK = 64;
   using Block = ScalesAndMinima;
   struct Chunk {  // as of Q4_K; bit r of byte i is the fifth one of weight i of run r
     const uint8_t *data, *fifth;
@@ -259,8 +286,8 @@ struct Q5_K {
   };
 };
 
-struct Q6_K {
-  static constexpr int WEIGHTS = 256, BYTES = 210, CHUNK = 64;
+struct Q6_K : BlocksOf<256, 210> {
+  static constexpr int CHUNK = 64;
   // The numbers as bytes, and the scale of each 16.
   struct Block {
     uint8_t q[256];
@@ -310,7 +337,7 @@ struct Q6_K {
 
 // Calls f with a value of the format's type.
 template <class F>
-auto with_format(int64_t format, F f) {
+auto with_block_format(int64_t format, F f) {
   switch (format) {
     case 0:
       return f(Q8_0{});
@@ -328,23 +355,6 @@ auto with_format(int64_t format, F f) {
       return f(Q5_K{});
     default:
       return f(Q6_K{});
-  }
-}
-
-// The float32 values of the weights [first, first + count) of a row; whole blocks. A processor does not foresee a read
-// of parts of rows: those of the row AHEAD are prefetched.
-template <class Format>
-NOINLINE void unpack(const uint8_t* row, int64_t row_bytes, int64_t first, int64_t count, float* to) {
-  constexpr int64_t AHEAD = 8;
-  const uint8_t* from = row + first / Format::WEIGHTS * Format::BYTES;
-  for (int64_t at = 0; at < count; at += Format::WEIGHTS, from += Format::BYTES) {
-    for (int i = 0; i < Format::BYTES; i += 64) __builtin_prefetch(from + AHEAD * row_bytes + i);
-    const typename Format::Block block(from);
-    for (int c = 0; c < Format::WEIGHTS / Format::CHUNK; c++, to += Format::CHUNK) {
-      const typename Format::Chunk chunk(block, c);
-#pragma GCC unroll 16
-      for (int i = 0; i < Format::CHUNK; i += LANES) store(to + i, chunk.at(i));
-    }
   }
 }
 

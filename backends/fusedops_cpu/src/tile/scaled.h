@@ -1,0 +1,331 @@
+// Packed weights whose scales are a tensor of their own, and the formats of GGUF with codes of E2M1: their values as
+// float32 vectors, as tile/quantized.h has those of the other formats.
+//
+// The two codes of a byte are often those of neighbouring columns. A vector has the low halves of bytes, or the high
+// ones: so rows of x are put in the order of the codes first (Order), which changes no product, and gradients back.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "tile/quantized.h"
+
+namespace fusedops {
+namespace {
+
+// The column of each number of 32 in the order of the codes.
+template <Order ORDER>
+INLINE int column_of(int i) {
+  if (ORDER == Order::PAIRS) return 2 * (i % 16) + i / 16;
+  if (ORDER == Order::SWAPPED_PAIRS) return 2 * (i % 16) + 1 - i / 16;
+  if (ORDER == Order::EIGHTS) return (i / 8 == 1 || i / 8 == 2 ? 24 - i / 8 * 8 : i / 8 * 8) + i % 8;
+  return i;
+}
+// To the order of the codes, or back from it: whole 32 numbers. `from` and `to` may be the same.
+template <Order ORDER, bool BACK>
+NOINLINE void reorder(const float* from, float* to, int64_t count) {
+  for (int64_t at = 0; at < count; at += 32) {
+    float numbers[32];
+    memcpy(numbers, from + at, sizeof numbers);
+    for (int i = 0; i < 32; i++) {
+      const int column = column_of<ORDER>(i);
+      to[at + (BACK ? column : i)] = numbers[BACK ? i : column];
+    }
+  }
+}
+
+// A scale as float32: those of bytes are numbers of E8M0 or e4m3.
+enum ScaleType : int64_t { E8M0 = 8, E4M3 = 9 };
+INLINE float e8m0_at(const uint8_t* p) {
+  const uint32_t e = *p, bits = e == 0 ? 0x00400000 : e == 255 ? 0x7fc00000 : e << 23;
+  return bits_as<float>(bits);
+}
+INLINE float e4m3_of(uint32_t code) {
+  const uint32_t size = code & 0x7f;
+  const float sign = code & 0x80 ? -1.0f : 1.0f;
+  if (size == 0x7f) return sign * bits_as<float>(uint32_t(0x7fc00000));
+  if (size < 8) return sign * float(size) * 0x1p-9f;
+  return sign * bits_as<float>((size << 20) + (120u << 23));
+}
+INLINE float scale_at(const PackedWeight& weight, int64_t index) {
+  switch (weight.scale_dtype) {
+    case E8M0:
+      return e8m0_at((const uint8_t*)weight.scales + index);
+    case E4M3:
+      return e4m3_of(((const uint8_t*)weight.scales)[index]);
+    case BFLOAT16:
+      return load((const bfloat16*)weight.scales + index, Part{1})[0];
+    case FLOAT16:
+      return load((const float16*)weight.scales + index, Part{1})[0];
+    default:
+      return ((const float*)weight.scales)[index];
+  }
+}
+
+constexpr int64_t PART = 1024;  // columns whose scales are read at once
+
+// The scales, each of PER columns, of [first, first + count) of a row, times `factor`; and the codes of 0.
+template <int PER>
+NOINLINE void scales_of_row(const PackedWeight& weight, int64_t row, int64_t first, int64_t count, float factor,
+                            float* scales, float* zeros) {
+  const int64_t line = weight.scale_rows ? row / weight.scale_rows : 0;
+  const int64_t begin = line * weight.groups;
+  int64_t group = first / weight.group, left = (group + 1) * weight.group - first;
+  float scale = 0, zero = 8;
+  for (int64_t i = 0, last = -1; i * PER < count; i++, left -= PER) {
+    if (left <= 0) group++, left += weight.group;
+    if (group != last) {
+      last = group;
+      scale = scale_at(weight, begin + group);
+      if (weight.global_scale) scale /= *weight.global_scale;
+      scale *= factor;
+      if (weight.zeros) zero = weight.zeros[begin + group];
+    }
+    scales[i] = scale;
+    if (zeros) zeros[i] = zero;
+  }
+}
+
+// Codes of 4 bits as integers: (q - zero) * scale.
+struct CentredAt {
+  float zero, d;
+  INLINE vfloat operator()(vfloat q) const { return (q - zero) * d; }
+};
+struct Int4Codes {
+  static constexpr int BYTES = 16, PER = 32;
+  static constexpr Order ORDER = Order::PAIRS;
+  static constexpr bool HAS_ZEROS = true, HAS_NAN = false;
+  static constexpr float FACTOR = 1;
+  struct Chunk {
+    const uint8_t* codes;
+    FourBits<CentredAt> values;
+    INLINE Chunk(const uint8_t* codes, const float* scales, float zero)
+        : codes(codes), values(CentredAt{zero, *scales}) {}
+    INLINE vfloat at(int i) const { return values.at(nibbles(codes, i)); }
+  };
+};
+
+// Codes of 4 bits as E2M1: twice its numbers are integers, so the scales are halved.
+alignas(16) constexpr int8_t E2M1_TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+template <int SCALES>
+struct E2M1Codes {
+  static constexpr int BYTES = 16, PER = 32 / SCALES;
+  static constexpr Order ORDER = Order::PAIRS;
+  static constexpr bool HAS_ZEROS = false, HAS_NAN = false;
+  static constexpr float FACTOR = 0.5f;
+  struct Chunk {
+    int8_t q[32];  // the low halves of the bytes, then the high ones
+    const float* scales;
+    INLINE Chunk(const uint8_t* codes, const float* scales, float = 0) : scales(scales) {
+#if VECTOR_BYTES >= 32
+      const __m128i table = _mm_load_si128((const __m128i*)E2M1_TWICE), low = _mm_set1_epi8(15);
+      const __m128i bytes = _mm_loadu_si128((const __m128i*)codes);
+      _mm_storeu_si128((__m128i*)q, _mm_shuffle_epi8(table, _mm_and_si128(bytes, low)));
+      _mm_storeu_si128((__m128i*)(q + 16), _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(bytes, 4), low)));
+#else
+      for (int i = 0; i < 16; i++) q[i] = E2M1_TWICE[codes[i] & 15], q[16 + i] = E2M1_TWICE[codes[i] >> 4];
+#endif
+    }
+    INLINE vfloat at(int i) const {
+      const vfloat integers = to_floats(load_signed((const uint8_t*)q + i));
+      if constexpr (SCALES == 1) return integers * *scales;
+      if constexpr (LANES == 16) return integers * (lane_numbers() < 8 ? all(scales[0]) : all(scales[1]));
+      return integers * scales[i / 8 % 2];  // of eight bytes
+    }
+  };
+};
+
+// Codes of 4 bits as indices of any 16 numbers.
+alignas(64) constexpr float NF4_NUMBERS[16] = {
+    -1.0f,         -0.696192801f, -0.525073051f, -0.394917488f, -0.284441382f, -0.184773430f, -0.0910500363f, 0.0f,
+    0.0795802996f, 0.160930201f,  0.246112302f,  0.337915242f,  0.440709829f,  0.562617004f,  0.722956836f,   1.0f};
+struct Nf4Codes {
+  static constexpr int BYTES = 16, PER = 32;
+  static constexpr Order ORDER = Order::SWAPPED_PAIRS;
+  static constexpr bool HAS_ZEROS = false, HAS_NAN = false;
+  static constexpr float FACTOR = 1;
+  struct Chunk {
+    const uint8_t* codes;
+#if VECTOR_BYTES == 64
+    vuint table;
+    INLINE Chunk(const uint8_t* codes, const float* scales, float = 0)
+        : codes(codes), table(bits_as<vuint>(load(NF4_NUMBERS) * *scales)) {}
+    INLINE vfloat at(int i) const { return bits_as<vfloat>(selected(table, bits_as<vuint>(nibbles(codes, i)))); }
+#elif VECTOR_BYTES == 32
+    __m256 low, high;
+    INLINE Chunk(const uint8_t* codes, const float* scales, float = 0)
+        : codes(codes), low((__m256)(load(NF4_NUMBERS) * *scales)), high((__m256)(load(NF4_NUMBERS + 8) * *scales)) {}
+    INLINE vfloat at(int i) const {
+      const __m256i q = (__m256i)nibbles(codes, i);
+      const __m256 top = (__m256)_mm256_slli_epi32(q, 28);
+      return (vfloat)_mm256_blendv_ps(_mm256_permutevar8x32_ps(low, q), _mm256_permutevar8x32_ps(high, q), top);
+    }
+#else
+    float d;
+    INLINE Chunk(const uint8_t* codes, const float* scales, float = 0) : codes(codes), d(*scales) {}
+    INLINE vfloat at(int i) const {
+      const vint q = nibbles(codes, i) & 15;
+      vfloat numbers;
+      for (int lane = 0; lane < LANES; lane++) numbers[lane] = NF4_NUMBERS[q[lane]];
+      return numbers * d;
+    }
+#endif
+  };
+};
+
+// Codes of e4m3. A byte is moved to a float16 number, 2**-8 of its own. A NaN makes the chunk NaN: a sum with it is.
+struct Fp8Codes {
+  static constexpr int BYTES = 32, PER = 32;
+  static constexpr Order ORDER = Order::PLAIN;
+  static constexpr bool HAS_ZEROS = false, HAS_NAN = true;
+  static constexpr float FACTOR = 1;
+  INLINE static bool has_nan(const uint8_t* codes) {
+    uint64_t found = 0;
+    for (int i = 0; i < 4; i++) {
+      uint64_t bytes;
+      memcpy(&bytes, codes + 8 * i, sizeof bytes);
+      const uint64_t zero = ~(bytes | 0x8080808080808080);  // a byte of 0 for each NaN
+      found |= (zero - 0x0101010101010101) & ~zero & 0x8080808080808080;
+    }
+    return found;
+  }
+  struct Chunk {
+    const uint8_t* codes;
+    float d;
+    INLINE Chunk(const uint8_t* codes, const float* scales, float = 0)
+        : codes(codes), d(has_nan(codes) ? bits_as<float>(uint32_t(0x7fc00000)) : *scales) {}
+    INLINE vfloat at(int i) const {
+      const vint wide = load_signed(codes + i) << 7 & 0xbfff;
+      return widen(narrow_16(bits_as<vuint>(wide)), float16{}) * 256.0f * d;
+    }
+  };
+};
+
+// A format with a tensor of scales: blocks of 32 columns, which is a part of each group.
+template <class Codes>
+struct Scaled : Codes {
+  static constexpr int WEIGHTS = 32, CHUNK = 32;
+  static constexpr int64_t SCALES = PART / Codes::PER, BLOCK_SCALES = 32 / Codes::PER;
+  struct Block {
+    const uint8_t* codes;
+    const float* scales;
+    float zero;
+  };
+  struct Chunk : Codes::Chunk {
+    INLINE Chunk(const Block& block, int) : Codes::Chunk(block.codes, block.scales, block.zero) {}
+  };
+  // N rows of the weight, `step` rows apart, from column `first` on: at most PART columns.
+  template <int N>
+  class Rows {
+   public:
+    INLINE Rows(const PackedWeight& weight, int64_t row, int64_t step, int64_t first, int64_t count)
+        : row_bytes_(step * weight.row_bytes),
+          ahead_(weight.row_bytes),
+          from_(weight.codes + row * weight.row_bytes + first / 32 * Codes::BYTES) {
+      for (int n = 0; n < N; n++)
+        scales_of_row<Codes::PER>(weight, row + n * step, first, count, Codes::FACTOR, scales_[n],
+                                  Codes::HAS_ZEROS ? zeros_[n] : nullptr);
+    }
+    INLINE Block block(int n, int64_t b) const {
+      return {from_ + n * row_bytes_ + b * Codes::BYTES, scales_[n] + b * BLOCK_SCALES,
+              Codes::HAS_ZEROS ? zeros_[n][b] : 0.0f};
+    }
+    INLINE void prefetch(int n, int64_t b) const {
+      if (b % (64 / Codes::BYTES) == 0) __builtin_prefetch(from_ + n * ahead_ + b * Codes::BYTES);
+    }
+
+   private:
+    int64_t row_bytes_, ahead_;
+    const uint8_t* from_;
+    float scales_[N][SCALES], zeros_[N][Codes::HAS_ZEROS ? SCALES : 1];
+  };
+};
+
+// Twice 2**(e - 128), that is 2**(e - 127), of a byte is a scale of E2M1; of gguf no byte is NaN.
+struct MXFP4_GGUF : BlocksOf<32, 17> {
+  static constexpr Order ORDER = Order::PLAIN;
+  struct Block {
+    const uint8_t* codes;
+    float scale;
+    INLINE explicit Block(const uint8_t* block) : codes(block + 1) {
+      const uint32_t e = *block, bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
+      scale = bits_as<float>(bits);
+    }
+  };
+  static constexpr int CHUNK = 32;
+  struct Chunk : E2M1Codes<1>::Chunk {
+    INLINE Chunk(const Block& block, int) : E2M1Codes<1>::Chunk(block.codes, &block.scale) {}
+  };
+};
+
+// Four bytes of unsigned e4m3, each of the 8 bytes of a run, whose low halves come first.
+struct NVFP4_GGUF : BlocksOf<64, 36> {
+  static constexpr Order ORDER = Order::EIGHTS;
+  struct Block {
+    const uint8_t* codes;
+    float scales[4];
+    INLINE explicit Block(const uint8_t* block) : codes(block + 4) {
+      for (int i = 0; i < 4; i++) scales[i] = block[i] == 0x7f ? 0.0f : half_of(block[i] & 0x7fu);
+    }
+    // 0xff has the number that 0x7f would have
+    INLINE static float half_of(uint32_t size) {
+      return size < 8 ? float(size) * 0x1p-10f : bits_as<float>((size << 20) + (119u << 23));
+    }
+  };
+  static constexpr int CHUNK = 32;
+  struct Chunk : E2M1Codes<2>::Chunk {
+    INLINE Chunk(const Block& block, int c) : E2M1Codes<2>::Chunk(block.codes + 16 * c, block.scales + 2 * c) {}
+  };
+};
+
+template <class Format>
+constexpr bool is_fp8 = std::is_same<Format, Scaled<Fp8Codes>>::value;
+
+// Calls f with a value of the format's type.
+template <class F>
+auto with_format(int64_t format, F f) {
+  switch (format) {
+    case 8:
+      return f(MXFP4_GGUF{});
+    case 9:
+      return f(NVFP4_GGUF{});
+    case 10:
+      return f(Scaled<E2M1Codes<1>>{});
+    case 11:
+      return f(Scaled<E2M1Codes<2>>{});
+    case 12:
+      return f(Scaled<Fp8Codes>{});
+    case 13:
+      return f(Scaled<Int4Codes>{});
+    case 14:
+      return f(Scaled<Nf4Codes>{});
+    default:
+      return with_block_format(format, f);
+  }
+}
+
+// The float32 values of the columns [first, first + count) of a row, in the order of the codes: whole blocks. A
+// processor does not foresee a read of parts of rows: those of the row AHEAD are prefetched.
+template <class Format>
+NOINLINE void unpack(const PackedWeight& weight, int64_t row, int64_t first, int64_t count, float* to) {
+  constexpr int AHEAD = 8;
+  for (int64_t part = 0; part < count; part += PART) {
+    const int64_t columns = std::min(PART, count - part);
+    const typename Format::template Rows<1> rows(weight, row, 0, first + part, columns);
+    for (int64_t b = 0; b * Format::WEIGHTS < columns; b++) {
+      rows.prefetch(AHEAD, b);
+      const typename Format::Block block(rows.block(0, b));
+      for (int c = 0; c < Format::WEIGHTS / Format::CHUNK; c++, to += Format::CHUNK) {
+        const typename Format::Chunk chunk(block, c);
+#pragma GCC unroll 16
+        for (int i = 0; i < Format::CHUNK; i += LANES) store(to + i, chunk.at(i));
+        if constexpr (is_fp8<Format>)
+          if (Format::has_nan(block.codes))
+            for (int i = 0; i < 32; i++) to[i] = e4m3_of(block.codes[i]) * *block.scales;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fusedops
