@@ -26,6 +26,8 @@ from fusedops.errors import InvalidInputError
 from fusedops.integrations.transformers import from_gguf
 from fusedops.integrations.transformers._weights.gguf_config import dropped_values, set_values
 from fusedops.integrations.transformers._weights.gguf_header import Header
+from fusedops.nn import QuantizedLinear
+from fusedops.quantization import dequantize, quantize
 
 gguf: Any = pytest.importorskip("gguf")
 
@@ -395,3 +397,15 @@ def test_some_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_5000_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = check_mutations(tmp_path, 1667, monkeypatch)
     assert min(counts["taken"], counts["refused"]) > 1000
+
+
+@pytest.mark.parametrize("format", ["MXFP4_GGUF", "NVFP4_GGUF"])
+def test_blocks_of_e2m1_are_read(format: str, tmp_path: Path) -> None:
+    """The names of their types are those of other formats of the Hub."""
+    source = llama(**{**TINY, **LARGER})
+    model = from_gguf(write(tmp_path / "model.gguf", source, format))
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, QuantizedLinear)}
+    assert {each.format for each in layers.values()} == {format}
+    down = "model.layers.0.mlp.down_proj"
+    want = dequantize(quantize(source.get_submodule(down).weight, format), format)
+    assert torch.equal(layers[down].dequantize().float(), want)

@@ -62,7 +62,7 @@ def write(
         if tensor.dim() == 1:
             writer.add_tensor(stored, tensor.numpy())
         else:
-            kind, array = gguf.GGMLQuantizationType[format], tensor.numpy()
+            kind, array = gguf.GGMLQuantizationType[format.removesuffix("_GGUF")], tensor.numpy()
             plain = {"F16": "float16", "F64": "float64"}
             data = array.astype(plain[format]) if format in plain else quantize(tensor, format).numpy()
             writer.add_tensor(stored, data, raw_dtype=kind)

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "rows.h"
 #include "tile/quantized.h"
 
 namespace fusedops {
@@ -64,26 +65,44 @@ INLINE float scale_at(const PackedWeight& weight, int64_t index) {
 
 constexpr int64_t PART = 1024;  // columns whose scales are read at once
 
+// Some scales that follow each other.
+NOINLINE void scales_at(const PackedWeight& weight, int64_t index, int64_t count, float* scales) {
+  int64_t i = 0;
+  if (weight.scale_dtype == E8M0) {
+    const uint8_t* from = (const uint8_t*)weight.scales + index;
+    for (; i + LANES <= count; i += LANES) {
+      const vint e = load_bytes(from + i);
+      store(scales + i, bits_as<vfloat>(e == 0 ? vint{} + 0x00400000 : e == 255 ? vint{} + 0x7fc00000 : e << 23));
+    }
+  } else if (weight.scale_dtype != E4M3) {
+    return load_as(weight.scale_dtype, (const uint8_t*)weight.scales + index * (weight.scale_dtype == FLOAT32 ? 4 : 2),
+                   scales, count);
+  }
+  for (; i < count; i++) scales[i] = scale_at(weight, index + i);
+}
+
 // The scales, each of PER columns, of [first, first + count) of a row, times `factor`; and the codes of 0.
 template <int PER>
 NOINLINE void scales_of_row(const PackedWeight& weight, int64_t row, int64_t first, int64_t count, float factor,
                             float* scales, float* zeros) {
-  const int64_t line = weight.scale_rows ? row / weight.scale_rows : 0;
-  const int64_t begin = line * weight.groups;
-  int64_t group = first / weight.group, left = (group + 1) * weight.group - first;
-  float scale = 0, zero = 8;
-  for (int64_t i = 0, last = -1; i * PER < count; i++, left -= PER) {
-    if (left <= 0) group++, left += weight.group;
-    if (group != last) {
-      last = group;
-      scale = scale_at(weight, begin + group);
-      if (weight.global_scale) scale /= *weight.global_scale;
-      scale *= factor;
-      if (weight.zeros) zero = weight.zeros[begin + group];
+  const int64_t line = weight.scale_rows ? row / weight.scale_rows : 0, begin = line * weight.groups;
+  const int64_t group = weight.group, end = first + count;
+  if (group == PER) {
+    scales_at(weight, begin + first / PER, divide_up(count, PER), scales);
+  } else {
+    float* to = scales;
+    for (int64_t at = first; at < end;) {
+      const int64_t number = at / group, stop = std::min(end, (number + 1) * group), n = (stop - at) / PER;
+      std::fill(to, to + n, scale_at(weight, begin + number));
+      to += n, at = stop;
     }
-    scales[i] = scale;
-    if (zeros) zeros[i] = zero;
   }
+  if (zeros)
+    for (int64_t at = first; at < end; at += PER) *zeros++ = weight.zeros ? weight.zeros[begin + at / group] : 8.0f;
+  const float divisor = weight.global_scale ? *weight.global_scale : 1.0f;
+  if (factor == 1 && divisor == 1) return;
+  each(count / PER,
+       [=](int64_t i, auto lanes) { store(scales + i, load(scales + i, lanes) / divisor * factor, lanes); });
 }
 
 // Codes of 4 bits as integers: (q - zero) * scale.
@@ -180,6 +199,10 @@ struct Fp8Codes {
   static constexpr bool HAS_ZEROS = false, HAS_NAN = true;
   static constexpr float FACTOR = 1;
   INLINE static bool has_nan(const uint8_t* codes) {
+#if VECTOR_BYTES >= 32
+    const __m256i bytes = _mm256_loadu_si256((const __m256i*)codes), sign = _mm256_set1_epi8(char(0x80));
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_or_si256(bytes, sign), _mm256_set1_epi8(-1)));
+#else
     uint64_t found = 0;
     for (int i = 0; i < 4; i++) {
       uint64_t bytes;
@@ -188,6 +211,7 @@ struct Fp8Codes {
       found |= (zero - 0x0101010101010101) & ~zero & 0x8080808080808080;
     }
     return found;
+#endif
   }
   struct Chunk {
     const uint8_t* codes;
@@ -195,8 +219,18 @@ struct Fp8Codes {
     INLINE Chunk(const uint8_t* codes, const float* scales, float = 0)
         : codes(codes), d(has_nan(codes) ? bits_as<float>(uint32_t(0x7fc00000)) : *scales) {}
     INLINE vfloat at(int i) const {
+#if VECTOR_BYTES == 64
+      const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(codes + i)));
+      const __m256i bits = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(short(0xbfff)));
+      return (vfloat)_mm512_cvtph_ps(bits) * 256.0f * d;
+#elif VECTOR_BYTES == 32
+      const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)(codes + i)));
+      const __m128i bits = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(short(0xbfff)));
+      return (vfloat)_mm256_cvtph_ps(bits) * 256.0f * d;
+#else
       const vint wide = load_signed(codes + i) << 7 & 0xbfff;
       return widen(narrow_16(bits_as<vuint>(wide)), float16{}) * 256.0f * d;
+#endif
     }
   };
 };

@@ -9,6 +9,7 @@ import struct
 from typing import Any, BinaryIO, NamedTuple
 
 from fusedops.errors import InvalidInputError
+from fusedops.quantization import FORMATS
 
 #: The format of a number, by its type in the file.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -27,7 +28,7 @@ class TensorInfo(NamedTuple):
 
     Attributes:
         name: in the file.
-        format: the name of its type.
+        format: the name of its type, as ``fusedops.quantization.FORMATS`` has it.
         shape: of its numbers, in the order of torch.
         begin: the offset of its first byte in the file.
         size: in bytes.
@@ -248,7 +249,9 @@ def _read_tensor(source: _Source, header: Header) -> TensorInfo:
         raise invalid(
             source.name, f"whose {name} has the shape {shape}", f"rows of whole blocks of {kind.name}, {weights}"
         )
-    return TensorInfo(name, kind.name, shape, begin, math.prod(shape) // weights * bytes)
+    # where the Hub has a format of the same name, of other bytes
+    format = f"{kind.name}_GGUF" if f"{kind.name}_GGUF" in FORMATS else kind.name
+    return TensorInfo(name, format, shape, begin, math.prod(shape) // weights * bytes)
 
 
 def _check_places(header: Header, begin: int, alignment: int, size: int) -> None:
