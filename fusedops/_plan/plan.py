@@ -164,7 +164,7 @@ def _applied(model: Module) -> str:
     """Replace what the model computes by ops, unless that was done before; return a note."""
     try:
         from fusedops.integrations.transformers import apply
-        from fusedops.integrations.transformers._replacement import replacement_of
+        from fusedops.integrations._replacement import replacement_of
     except ImportError as error:
         return f"not applied: {error}"
     if any(replacement_of(module) is not None for module in model.modules()):

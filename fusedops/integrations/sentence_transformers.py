@@ -20,9 +20,9 @@ from fusedops.integrations.transformers._attention.unpadded import (
     in_evaluation,
     recognised_unpadded,
 )
-from fusedops.integrations.transformers._modules.linear import recognised_linear
-from fusedops.integrations.transformers._replacement import Replacement, own_class, replace, replacement_of, restore
-from fusedops.integrations.transformers._trial.twin import Raised, called, near
+from fusedops.integrations._modules.linear import recognised_linear
+from fusedops.integrations._replacement import Replacement, own_class, replace, replacement_of, restore
+from fusedops.integrations._trial.twin import Raised, called, near
 
 __all__ = ["apply"]
 _OP = "varlen_attention"

@@ -63,7 +63,7 @@ def test_the_slower_state_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.1)
         return own(*args, **kwargs)
 
-    monkeypatch.setattr("fusedops.integrations.transformers._modules.norms.ops.layer_norm", slow)
+    monkeypatch.setattr("fusedops.integrations._modules.norms.ops.layer_norm", slow)
     with fusedops.use("cpu,eager"):
         measured = applied.benchmark((torch.ones(4, 64),), seconds=0.01)
     assert measured.milliseconds["applied"] > 100

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fusedops
 from fusedops.integrations.transformers import apply
-from fusedops.integrations.transformers._replacement import replacement_of
+from fusedops.integrations._replacement import replacement_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::fusedops.FusedOpsWarning"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import fusedops
 from fusedops.integrations.transformers import Applied, Row, apply
-from fusedops.integrations.transformers._replacement import replacement_of
+from fusedops.integrations._replacement import replacement_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fusedops.errors import FusedOpsWarning
 from fusedops.integrations.transformers import apply
-from fusedops.integrations.transformers._loss import recomputed as _recomputed
+from fusedops.integrations import _recomputed
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -24,8 +24,8 @@ from fusedops.integrations.transformers import (
     softmax_forward,
 )
 from fusedops.integrations.transformers._loss.head import Head
-from fusedops.integrations.transformers._replacement import replace
-from fusedops.integrations.transformers._trial.source import reason_of_source
+from fusedops.integrations._replacement import replace
+from fusedops.integrations._trial.source import reason_of_source
 from fusedops.nn import QuantizedLinear
 
 TABLE = Table(__file__)

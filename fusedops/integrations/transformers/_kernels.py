@@ -19,7 +19,7 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops.integrations.transformers._rotary.functions import RotaryFunction, Rotation, recognised_function
-from fusedops.integrations.transformers._trial.twin import cached_weakly
+from fusedops.integrations._trial.twin import cached_weakly
 
 
 class _RMSNorm(Module):

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from torch.nn import Module
 
-from fusedops.integrations.transformers._replacement import own_body, own_class
-from fusedops.integrations.transformers._trial.source import home_of
+from fusedops.integrations._replacement import own_body, own_class
+from fusedops.integrations._trial.source import home_of
 
 _OPTIONS = ("s_aux", "softcap", "position_bias", "indices", "block_indices")  # that change what "fusedops" computes
 

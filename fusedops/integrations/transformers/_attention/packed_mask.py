@@ -27,7 +27,7 @@ from fusedops._torch import (
     without_torch_function,
     wrapper_subclass,
 )
-from fusedops.integrations.transformers._trial.twin import called
+from fusedops.integrations._trial.twin import called
 
 _NUMBERS, _POSITIONS, _WINDOW = "numbers", "positions", "window"
 

@@ -1,1 +1,1 @@
-"""Norms, gated MLPs, activations and experts: what they look like, and what replaces them."""
+"""Experts and gated norms: how they are recognised, and what replaces them."""

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from fusedops import ops
-from fusedops.integrations.transformers._modules.gated import clamps_of
-from fusedops.integrations.transformers._replacement import Replaced, Replacement, own_body, own_class
-from fusedops.integrations.transformers._trial.source import reason_of_source
-from fusedops.integrations.transformers._trial.twin import (
+from fusedops.integrations._modules.gated import clamps_of
+from fusedops.integrations._replacement import Replaced, Replacement, own_body, own_class
+from fusedops.integrations._trial.source import reason_of_source
+from fusedops.integrations._trial.twin import (
     called,
     hooked,
     near,
@@ -30,7 +30,7 @@ from fusedops.integrations.transformers._trial.twin import (
     twin,
     without_hooks,
 )
-from fusedops.integrations.transformers._trial.whole import reason_of_calls, seen_whole
+from fusedops.integrations._trial.whole import reason_of_calls, seen_whole
 from fusedops.ops.experts.formulas import PLAIN, Activation
 
 _TOLERANCE = 1e-6  # of float64

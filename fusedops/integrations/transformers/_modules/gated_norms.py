@@ -14,9 +14,9 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops.dtypes import promoted
-from fusedops.integrations.transformers._replacement import Replacement, own_class
-from fusedops.integrations.transformers._trial.source import reason_of_source
-from fusedops.integrations.transformers._trial.twin import (
+from fusedops.integrations._replacement import Replacement, own_class
+from fusedops.integrations._trial.source import reason_of_source
+from fusedops.integrations._trial.twin import (
     called,
     is_replaced_elsewhere,
     near,
@@ -24,7 +24,7 @@ from fusedops.integrations.transformers._trial.twin import (
     parameters_of,
     twin,
 )
-from fusedops.integrations.transformers._trial.whole import TOKENS, seen_whole
+from fusedops.integrations._trial.whole import TOKENS, seen_whole
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
 _GROUP_SIZES, _GROUP_COUNTS = ("group_size",), ("n_groups", "num_groups", "ngroups")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fusedops.integrations.transformers._replacement import own_class
-from fusedops.integrations.transformers._trial.twin import (
+from fusedops.integrations._replacement import own_class
+from fusedops.integrations._trial.twin import (
     Raised,
     called,
     is_replaced_elsewhere,

@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from fusedops import ops
 from fusedops.dtypes import no_autocast
-from fusedops.integrations.transformers._replacement import Replacement, own_class
+from fusedops.integrations._replacement import Replacement, own_class
 from fusedops.integrations.transformers._routers.choices import Routing
 from fusedops.integrations.transformers._routers.small_router import ARGUMENT, Path
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fusedops.integrations.transformers._replacement import own_class
-from fusedops.integrations.transformers._trial.twin import called, numbers, parameters_of, twin
+from fusedops.integrations._replacement import own_class
+from fusedops.integrations._trial.twin import called, numbers, parameters_of, twin
 
 Path = tuple[str, ...]  # the names from a module to a tensor or to a layer below it
 ARGUMENT: Path = ()  # the second argument of a forward, as the bias of MiniMax-M2

@@ -20,8 +20,8 @@ from fusedops._report.suggestion import unknown_name
 from fusedops._report.threads import log_spinning_threads
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
-from fusedops.integrations.transformers._modules.linear import Dense
-from fusedops.integrations.transformers._replacement import own_class, replacement_of, restore
+from fusedops.integrations._modules.linear import Dense
+from fusedops.integrations._replacement import own_class, replacement_of, restore
 from fusedops.nn import QuantizedEmbedding, QuantizedLinear
 from fusedops.nn._packed_weight import UNPACK
 from fusedops.nn._quantized import KEYS, weight_state

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.nn import Module
 
-from fusedops.integrations.transformers._replacement import own_class, replacement_of
+from fusedops.integrations._replacement import own_class, replacement_of
 
 # functions of torch and of other libraries that an op can take the place of
 _FUNCTIONS = {

@@ -14,9 +14,9 @@ from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from fusedops import ops
-from fusedops.integrations.transformers._replacement import Replacement, own_class
-from fusedops.integrations.transformers._trial.source import reason_of_source
-from fusedops.integrations.transformers._trial.twin import (
+from fusedops.integrations._replacement import Replacement, own_class
+from fusedops.integrations._trial.source import reason_of_source
+from fusedops.integrations._trial.twin import (
     called,
     has_tensors,
     is_replaced_elsewhere,
@@ -25,7 +25,7 @@ from fusedops.integrations.transformers._trial.twin import (
     parameters_of,
     without_hooks,
 )
-from fusedops.integrations.transformers._trial.whole import TOKENS, seen_whole
+from fusedops.integrations._trial.whole import TOKENS, seen_whole
 
 _NAME = "gelu"
 

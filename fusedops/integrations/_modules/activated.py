@@ -18,10 +18,10 @@ from torch.nn import Linear, Module, Parameter
 
 from fusedops import ops
 from fusedops._torch import is_traced
-from fusedops.integrations.transformers._modules.linear import Dense, is_served, recognised_linear
-from fusedops.integrations.transformers._replacement import Replacement, own_class
-from fusedops.integrations.transformers._trial.source import reason_of_source
-from fusedops.integrations.transformers._trial.twin import (
+from fusedops.integrations._modules.linear import Dense, is_served, recognised_linear
+from fusedops.integrations._replacement import Replacement, own_class
+from fusedops.integrations._trial.source import reason_of_source
+from fusedops.integrations._trial.twin import (
     Raised,
     called,
     has_hooks,
@@ -33,7 +33,7 @@ from fusedops.integrations.transformers._trial.twin import (
     twin,
     without_hooks,
 )
-from fusedops.integrations.transformers._trial.whole import TOKENS
+from fusedops.integrations._trial.whole import TOKENS
 from fusedops.ops.experts.formulas import PLAIN
 from fusedops.ops.linear.linear import act_of
 

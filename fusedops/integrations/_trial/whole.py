@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
-from fusedops.integrations.transformers._replacement import InEvaluation, Replacement
-from fusedops.integrations.transformers._trial.twin import Raised, called, near, numbers
+from fusedops.integrations._replacement import InEvaluation, Replacement
+from fusedops.integrations._trial.twin import Raised, called, near, numbers
 
 _TOLERANCE = 1e-3  # of gradients, of float32
 _FORWARD = "its forward"

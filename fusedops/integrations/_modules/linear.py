@@ -13,8 +13,8 @@ from fusedops import ops
 from fusedops._explain import explain
 from fusedops._report.reason import ReasonCode
 from fusedops._torch import autocasts
-from fusedops.integrations.transformers._replacement import Replacement, own_class
-from fusedops.integrations.transformers._trial.twin import is_replaced_elsewhere
+from fusedops.integrations._replacement import Replacement, own_class
+from fusedops.integrations._trial.twin import is_replaced_elsewhere
 
 
 @dataclass(frozen=True)

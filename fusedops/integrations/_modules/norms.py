@@ -15,9 +15,9 @@ from torch.nn import Module
 from fusedops import ops
 from fusedops._torch import autocasts, is_traced
 from fusedops.dtypes import compute_dtype, promoted
-from fusedops.integrations.transformers._replacement import Replacement, own_body, own_class
-from fusedops.integrations.transformers._trial.source import reason_of_source
-from fusedops.integrations.transformers._trial.twin import (
+from fusedops.integrations._replacement import Replacement, own_body, own_class
+from fusedops.integrations._trial.source import reason_of_source
+from fusedops.integrations._trial.twin import (
     called,
     is_replaced_elsewhere,
     near,
@@ -25,7 +25,7 @@ from fusedops.integrations.transformers._trial.twin import (
     parameters_of,
     twin,
 )
-from fusedops.integrations.transformers._trial.whole import TOKENS, seen_whole
+from fusedops.integrations._trial.whole import TOKENS, seen_whole
 
 # of the dtype of the result where that of the weight differs: Gemma's, Llama's and T5's
 Result = Literal["input", "promoted", "weight"]

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Dropout, Module
 
 from fusedops.dtypes import compute_dtype, no_autocast
-from fusedops.integrations.transformers._replacement import own_class
+from fusedops.integrations._replacement import own_class
 
 _OF_MODULES = frozenset(vars(Module()))
 _HOOKS = tuple(sorted(name for name in _OF_MODULES if "_hooks" in name))

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import Dropout, Linear, Module, Parameter
 
 from fusedops import ops
-from fusedops.integrations.transformers._loss.recomputed import call_without_keeping
-from fusedops.integrations.transformers._replacement import Replacement, own_class
-from fusedops.integrations.transformers._trial.source import reason_of_source
-from fusedops.integrations.transformers._trial.twin import (
+from fusedops.integrations._recomputed import call_without_keeping
+from fusedops.integrations._replacement import Replacement, own_class
+from fusedops.integrations._trial.source import reason_of_source
+from fusedops.integrations._trial.twin import (
     Raised,
     called,
     hooked,
@@ -34,7 +34,7 @@ from fusedops.integrations.transformers._trial.twin import (
     twin,
     without_hooks,
 )
-from fusedops.integrations.transformers._trial.whole import TOKENS, seen_whole
+from fusedops.integrations._trial.whole import TOKENS, seen_whole
 
 Packed = Literal["gate first", "up first", "interleaved"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any, cast
 
-from fusedops.integrations.transformers._trial.twin import cached_weakly
+from fusedops.integrations._trial.twin import cached_weakly
 
 
 def copied(forward: Any, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

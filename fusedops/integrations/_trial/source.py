@@ -1,7 +1,7 @@
 """The code of a forward, which shows what its results cannot: what it stores, what it asks, and what it calls.
 
 The code is read with all that it calls: methods of its class, functions of its file, decorators. It may call functions
-of tensors, and read numbers and words of its module. Functions of torch and of transformers' own files that are no
+of tensors, and read numbers and words of its module. Functions of torch and of a library's own files that are no
 model's are known and are not read.
 """
 
@@ -17,10 +17,9 @@ from typing import Any, cast
 
 import torch
 from torch.nn import Module
-from transformers import PreTrainedConfig
 
-from fusedops.integrations.transformers._replacement import own_class
-from fusedops.integrations.transformers._trial.copied import contents_of, instructions_of, may_change
+from fusedops.integrations._replacement import own_class
+from fusedops.integrations._trial.copied import contents_of, instructions_of, may_change
 
 _ENTERED = (
     torch,
@@ -41,6 +40,7 @@ _KNOWN = (
     "torch.autograd.",
     "torch.dist",
 )
+_OF_MODELS = ("transformers.", "diffusers.")  # libraries whose models are below `models`, and are read
 _OF_LIBRARIES = ("torch", "math", "builtins", "typing", "collections")
 _BUILTINS = {
     "abs", "all", "any", "bool", "dict", "enumerate", "float", "getattr", "hasattr", "int", "isinstance", "len",
@@ -65,7 +65,7 @@ _HOLDERS: dict[type[Any], str] = {
 }  # fmt: skip
 _STORES, _STORES_FREE = ("STORE_GLOBAL", "DELETE_GLOBAL"), ("STORE_DEREF", "DELETE_DEREF")
 _DEVICES = frozenset(("cpu", "cuda", "meta", "mps", "npu", "xpu", "hpu"))
-_PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.memory_format, tuple, PreTrainedConfig)
+_PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.memory_format, tuple)
 
 
 def reason_of_source(
@@ -143,7 +143,7 @@ class _Reader:
                 self._refuse(f"calls {name}")
         elif isinstance(value, type):
             self._class(name, value, home)
-        elif not isinstance(value, _PLAIN) and not (home.startswith("transformers.") and _is_library(home)):
+        elif not isinstance(value, _PLAIN) and not any(map(_is_of_models, type(value).__mro__)):
             self._refuse(f"uses {name}, of {type(value).__name__}")
 
     def _class(self, name: str, cls: type[Any], home: str) -> None:
@@ -236,7 +236,12 @@ def home_of(value: Any) -> str:
 
 def _is_library(home: str) -> bool:
     first, _, rest = home.partition(".")
-    return first in _OF_LIBRARIES or (first == "transformers" and not rest.startswith("models."))
+    return first in _OF_LIBRARIES or (home.startswith(_OF_MODELS) and not rest.startswith("models."))
+
+
+def _is_of_models(cls: type[Any]) -> bool:
+    """Return True for a class of a library of models that is in no model's file, such as a config's base."""
+    return cls.__module__.startswith(_OF_MODELS) and _is_library(cls.__module__)
 
 
 def _is_standard(home: str) -> bool:
