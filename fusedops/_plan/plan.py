@@ -163,8 +163,8 @@ def _random_state() -> Generator[None]:
 def _applied(model: Module) -> str:
     """Replace what the model computes by ops, unless that was done before; return a note."""
     try:
-        from fusedops.integrations.transformers import apply
         from fusedops.integrations._replacement import replacement_of
+        from fusedops.integrations.transformers import apply
     except ImportError as error:
         return f"not applied: {error}"
     if any(replacement_of(module) is not None for module in model.modules()):

@@ -11,6 +11,9 @@ from torch.nn import Module, Sequential
 from fusedops._policy.use import use
 from fusedops.integrations import transformers
 from fusedops.integrations._applied import Applied, Row
+from fusedops.integrations._modules.linear import recognised_linear
+from fusedops.integrations._replacement import Replacement, own_class, replace, replacement_of, restore
+from fusedops.integrations._trial.twin import Raised, called, near
 from fusedops.integrations.transformers._attention.implementation import roots_of
 from fusedops.integrations.transformers._attention.unpadded import (
     PROMISED,
@@ -20,9 +23,6 @@ from fusedops.integrations.transformers._attention.unpadded import (
     in_evaluation,
     recognised_unpadded,
 )
-from fusedops.integrations._modules.linear import recognised_linear
-from fusedops.integrations._replacement import Replacement, own_class, replace, replacement_of, restore
-from fusedops.integrations._trial.twin import Raised, called, near
 
 __all__ = ["apply"]
 _OP = "varlen_attention"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fusedops.errors import FusedOpsWarning, InvalidInputError
-from fusedops.integrations.transformers._loss.head import Head
 from fusedops.integrations._replacement import replace
+from fusedops.integrations.transformers._loss.head import Head
 from tests.integrations.test_fused_loss_programs import IDS, Tripled, V, models
 
 

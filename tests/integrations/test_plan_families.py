@@ -13,8 +13,8 @@ from model_families import FAMILIES, Family
 from torch import Tensor
 
 import fusedops
-from fusedops.integrations.transformers import apply
 from fusedops.integrations._replacement import replacement_of
+from fusedops.integrations.transformers import apply
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::fusedops.FusedOpsWarning"

@@ -18,8 +18,8 @@ from model_families import FAMILIES, counted
 from torch import Tensor, nn
 
 import fusedops
-from fusedops.integrations.transformers import Applied, Row, apply
 from fusedops.integrations._replacement import replacement_of
+from fusedops.integrations.transformers import Applied, Row, apply
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -11,8 +11,8 @@ from model_families import FAMILIES, VOCABULARY, Family
 from torch import Tensor, nn
 
 from fusedops.errors import FusedOpsWarning
-from fusedops.integrations.transformers import apply
 from fusedops.integrations import _recomputed
+from fusedops.integrations.transformers import apply
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

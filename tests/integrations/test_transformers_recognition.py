@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 import fusedops
-from fusedops.integrations.transformers import Row, apply
 from fusedops.integrations._modules import norms as _norms
+from fusedops.integrations.transformers import Row, apply
 from fusedops.integrations.transformers._rotary.functions import recognised_function
 
 pytestmark = pytest.mark.filterwarnings("ignore:apply. fusedops in:fusedops.FusedOpsWarning", "ignore::FutureWarning")

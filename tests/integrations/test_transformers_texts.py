@@ -15,6 +15,8 @@ from torch import nn
 
 from fusedops import FusedOpsWarning
 from fusedops._dispatch.registered import registration
+from fusedops.integrations._replacement import replace
+from fusedops.integrations._trial.source import reason_of_source
 from fusedops.integrations.transformers import (
     apply,
     attention_forward,
@@ -24,8 +26,6 @@ from fusedops.integrations.transformers import (
     softmax_forward,
 )
 from fusedops.integrations.transformers._loss.head import Head
-from fusedops.integrations._replacement import replace
-from fusedops.integrations._trial.source import reason_of_source
 from fusedops.nn import QuantizedLinear
 
 TABLE = Table(__file__)

@@ -16,6 +16,14 @@ from torch.nn import Linear, Module
 from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
+from fusedops.integrations._modules.activated import recognised_activated
+from fusedops.integrations._modules.activations import recognised_activation
+from fusedops.integrations._modules.gated import recognised_gated
+from fusedops.integrations._modules.linear import recognised_linear
+from fusedops.integrations._modules.norms import recognised_norm
+from fusedops.integrations._not_looked_at import not_looked_at
+from fusedops.integrations._replacement import Replacement, own_class, replace, replacement_of, restore
+from fusedops.integrations._trial.twin import key_of
 from fusedops.integrations.transformers._attention.implementation import (
     apply_attention,
     attention_notes,
@@ -25,19 +33,11 @@ from fusedops.integrations.transformers._loss.head import has_fused_loss, heads_
 from fusedops.integrations.transformers._loss.losses import loss_of, recognised_loss, replace_loss, restore_loss
 from fusedops.integrations.transformers._loss.trl import LOG_PROBS, replaced_forwards, restore_head, serve_head
 from fusedops.integrations.transformers._mixers.recognition import recognised_mixer
-from fusedops.integrations._modules.activated import recognised_activated
-from fusedops.integrations._modules.activations import recognised_activation
 from fusedops.integrations.transformers._modules.experts import recognised_experts
-from fusedops.integrations._modules.gated import recognised_gated
 from fusedops.integrations.transformers._modules.gated_norms import recognised_gated_norm
-from fusedops.integrations._modules.linear import recognised_linear
-from fusedops.integrations._modules.norms import recognised_norm
-from fusedops.integrations._not_looked_at import not_looked_at
-from fusedops.integrations._replacement import Replacement, own_class, replace, replacement_of, restore
 from fusedops.integrations.transformers._rotary.layouts import layouts_of
 from fusedops.integrations.transformers._rotary.modules import recognised_rotary
 from fusedops.integrations.transformers._routers.recognition import recognised_router
-from fusedops.integrations._trial.twin import key_of
 
 # (class of the module, op or "", reason or "", of those that are left the op that was tried, mode of the op or "")
 _Outcome = tuple[str, str, str, str, str]

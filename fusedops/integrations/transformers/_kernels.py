@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
-from fusedops.integrations.transformers._rotary.functions import RotaryFunction, Rotation, recognised_function
 from fusedops.integrations._trial.twin import cached_weakly
+from fusedops.integrations.transformers._rotary.functions import RotaryFunction, Rotation, recognised_function
 
 
 class _RMSNorm(Module):

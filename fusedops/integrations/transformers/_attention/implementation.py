@@ -12,6 +12,9 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
+from fusedops.integrations._replacement import own_body, own_class
+from fusedops.integrations._trial.source import home_of
+from fusedops.integrations._trial.twin import called, near, numbers, parameters_of, twin
 from fusedops.integrations.transformers._attention.functions import (
     ATTENTION,
     SOFTMAX,
@@ -28,9 +31,6 @@ from fusedops.integrations.transformers._attention.own_attention import (
     own_names,
 )
 from fusedops.integrations.transformers._attention.packed_mask import packed_or_boolean_mask
-from fusedops.integrations._replacement import own_body, own_class
-from fusedops.integrations._trial.source import home_of
-from fusedops.integrations._trial.twin import called, near, numbers, parameters_of, twin
 
 _BEFORE = "_fusedops_attention_before"
 _OPS = {ATTENTION: "attention", SOFTMAX: "scaled_masked_softmax"}

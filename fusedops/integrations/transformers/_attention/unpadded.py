@@ -19,11 +19,11 @@ from torch.nn import Module
 
 from fusedops._policy.use import use
 from fusedops._torch import dispatch_modes, is_traced
+from fusedops.integrations._replacement import Replacement, own_class
+from fusedops.integrations._trial.twin import Raised, called, is_replaced_elsewhere, near, parameters_of
 from fusedops.integrations.transformers._attention.functions import ATTENTION
 from fusedops.integrations.transformers._attention.implementation import dropouts_of
 from fusedops.integrations.transformers._attention.packed_mask import PackedMask, Sequences
-from fusedops.integrations._replacement import Replacement, own_class
-from fusedops.integrations._trial.twin import Raised, called, is_replaced_elsewhere, near, parameters_of
 
 Rows = Literal["any", "independent"]
 PROMISED = torch.float32, "cpu"  # where a sentence has the same bits in any batch

@@ -13,10 +13,10 @@ from torch.nn import Linear, Module
 
 from fusedops._torch import TENSOR_TYPES, autocasts, is_plain, is_traced, is_transformed
 from fusedops.errors import FusedOpsWarning
-from fusedops.integrations.transformers._loss.deferred_logits import deferred_logits
-from fusedops.integrations.transformers._loss.losses import Loss, loss_of, recognised_loss
 from fusedops.integrations._replacement import Replacement, own_class, replacement_of
 from fusedops.integrations._trial.twin import called, is_replaced_elsewhere
+from fusedops.integrations.transformers._loss.deferred_logits import deferred_logits
+from fusedops.integrations.transformers._loss.losses import Loss, loss_of, recognised_loss
 
 _AUTOCAST = (torch.float16, torch.bfloat16, torch.float32)  # the dtypes that autocast casts
 

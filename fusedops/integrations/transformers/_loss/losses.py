@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
-from fusedops.integrations.transformers._loss.deferred_logits import DeferredLogits, fused_loss
 from fusedops.integrations._trial.source import home_of
 from fusedops.integrations._trial.twin import called, near, numbers
+from fusedops.integrations.transformers._loss.deferred_logits import DeferredLogits, fused_loss
 
 _ATTRIBUTE = "_loss_function"  # of a model, behind its property loss_function
 _TOLERANCE = 1e-5

@@ -19,8 +19,8 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops._torch import autocasts
-from fusedops.integrations.transformers._loss.losses import loss_of
 from fusedops.integrations._trial.twin import is_replaced_elsewhere
+from fusedops.integrations.transformers._loss.losses import loss_of
 from fusedops.nn._packed_weight import PackedWeight
 
 LOG_PROBS = "linear_log_probs"  # the name of the op

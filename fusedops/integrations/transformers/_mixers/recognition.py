@@ -21,12 +21,12 @@ from torch.nn import Module
 from fusedops import ops
 from fusedops._report.user_frame import user_stack_level
 from fusedops.errors import FusedOpsWarning
-from fusedops.integrations.transformers._mixers.functions import FORMS, computed
-from fusedops.integrations.transformers._mixers.trials import has_results_of, reason_of_calls_of
 from fusedops.integrations._replacement import Replacement, own_body, own_class
 from fusedops.integrations._trial.copied import contents_of, copied, reason_not_to_copy
 from fusedops.integrations._trial.source import reason_of_source
 from fusedops.integrations._trial.twin import cached_weakly, called, is_changed, is_replaced_elsewhere
+from fusedops.integrations.transformers._mixers.functions import FORMS, computed
+from fusedops.integrations.transformers._mixers.trials import has_results_of, reason_of_calls_of
 
 _WHOLE_LAYER = {"outproj_weight", "out_proj_weight"}  # parameters of a function for a whole layer; in torch, of none
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops.integrations.transformers._mixers.functions import Form, computed
 from fusedops.integrations._trial.twin import called, near, numbers
 from fusedops.integrations._trial.whole import reason_of_calls
+from fusedops.integrations.transformers._mixers.functions import Form, computed
 
 _B, _S, _H, _G, _DK, _DV, _W = 2, 6, 4, 2, 5, 3, 4
 _TOLERANCE = 2e-5  # of float32

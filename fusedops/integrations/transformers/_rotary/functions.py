@@ -19,10 +19,10 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops.dtypes import promoted
-from fusedops.integrations.transformers._rotary.layouts import Layout, once
 from fusedops.integrations._trial.source import reason_of_source
 from fusedops.integrations._trial.twin import Raised, cached_weakly, called, near, numbers, pair_of
 from fusedops.integrations._trial.whole import reason_of_calls
+from fusedops.integrations.transformers._rotary.layouts import Layout, once
 
 _TENSORS = ("q", "k", "cos", "sin")
 _READINGS = (_TENSORS, ("q", "cos", "sin"), ("q", "sin", "cos"), ("q", "k", "cos"))  # the last one's cos is complex

@@ -18,10 +18,10 @@ from typing import Any, cast
 from torch.nn import Module
 
 from fusedops.integrations._replacement import Replacement, own_body, own_class
-from fusedops.integrations.transformers._rotary.functions import RotaryFunction, recognised_function
-from fusedops.integrations.transformers._rotary.layouts import Layout
 from fusedops.integrations._trial.copied import copied, reason_not_to_copy
 from fusedops.integrations._trial.twin import is_changed, is_replaced_elsewhere
+from fusedops.integrations.transformers._rotary.functions import RotaryFunction, recognised_function
+from fusedops.integrations.transformers._rotary.layouts import Layout
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from torch.nn import Module
 
 from fusedops import ops
 from fusedops.integrations._replacement import Replacement, own_class
-from fusedops.integrations.transformers._routers.choices import recognised_routing
-from fusedops.integrations.transformers._routers.router import Logits, Router
-from fusedops.integrations.transformers._routers.small_router import ARGUMENT, Path, Result, SmallRouter, ordinary_rows
 from fusedops.integrations._trial.source import reason_of_source
 from fusedops.integrations._trial.twin import Raised, is_replaced_elsewhere, near, numbers, parameters_of
 from fusedops.integrations._trial.whole import TOKENS, seen_whole
+from fusedops.integrations.transformers._routers.choices import recognised_routing
+from fusedops.integrations.transformers._routers.router import Logits, Router
+from fusedops.integrations.transformers._routers.small_router import ARGUMENT, Path, Result, SmallRouter, ordinary_rows
 
 _TOLERANCE = 1e-5
 _NARROW = 2.0**-5  # of bfloat16: some routers compute their scores in it
