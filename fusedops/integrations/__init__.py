@@ -6,4 +6,4 @@
 """
 
 #: The distributions whose versions matter to a program that uses an integration.
-PACKAGES = ("transformers", "accelerate", "peft", "trl", "sentence-transformers", "gguf", "megatron-core")
+PACKAGES = ("transformers", "accelerate", "peft", "trl", "sentence-transformers", "diffusers", "gguf", "megatron-core")

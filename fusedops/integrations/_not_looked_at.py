@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
 from torch.nn import Module
 
+from fusedops.integrations._applied import Row
 from fusedops.integrations._replacement import own_class, replacement_of
 
 # functions of torch and of other libraries that an op can take the place of
@@ -29,7 +30,19 @@ _FUNCTIONS = {
     "silu",
     "softmax",
 }
-_ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
+_ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations", "diffusers.models.activations")
+
+
+def sentences_of(model: Module, rows: Iterable[Row]) -> list[str]:
+    """Return the sentence about the modules without a row, if there are any."""
+    known = {row.module for row in rows}
+    is_attention_left = any(row.family == "attention" and not row.op for row in rows)  # a row of the whole model
+
+    def has_row(name: str) -> bool:
+        return name in known or (is_attention_left and "attention" in name.lower())
+
+    text = not_looked_at(model, has_row)
+    return [text] if text else []
 
 
 def not_looked_at(model: Module, has_row: Callable[[str], bool]) -> str:

@@ -85,10 +85,10 @@ class _ReplacedABC(ABC, Replaced):
 
 def _rebuilt(original: type[Module], mixin: type[Replaced]) -> Any:
     """Return an empty module of a replaced class, for a copy or an unpickled module."""
-    return object.__new__(_replaced_class(original, mixin))
+    return object.__new__(remade(original, mixin))
 
 
-def _replaced_class(original: type[Module], mixin: type[Replaced]) -> type[Any]:
+def remade(original: type[Module], mixin: type[Replaced]) -> type[Any]:
     """Return the one class of a module's own class and a mixin: it is kept while a module of it lives."""
     known = _classes.get((original, mixin))
     if known is not None:
@@ -105,7 +105,7 @@ def replace(module: Module, replacement: Replacement) -> None:
         mixin = replacement.mixin
         if mixin is Replaced and ABC in _first_bases(type(module)):
             mixin = _ReplacedABC
-        module.__class__ = _replaced_class(type(module), mixin)
+        module.__class__ = remade(type(module), mixin)
 
 
 def _first_bases(cls: type[Any] | None) -> Iterator[type[Any]]:

@@ -261,7 +261,8 @@ class _Layer(_Called, Linear):
     """A stand-in for a linear layer."""
 
 
-def _small(seed: int, inputs: int, outputs: int, dtype: torch.dtype) -> Linear:
+def small_layer(seed: int, inputs: int, outputs: int, dtype: torch.dtype) -> Linear:
+    """Return a stand-in for a linear layer, whose results show that it is called."""
     layer = Linear(inputs, outputs, device="meta", dtype=dtype)
     layer.weight = Parameter(numbers(seed, outputs, inputs, dtype=dtype), False)
     layer.bias = Parameter(numbers(seed + 1, outputs, dtype=dtype), False)
@@ -272,10 +273,10 @@ def _small(seed: int, inputs: int, outputs: int, dtype: torch.dtype) -> Linear:
 def _children(gated: Gated, parts: _Parts, dtype: torch.dtype, last: torch.dtype) -> dict[str, Module]:
     width = _INNER if gated.up else 2 * _INNER
     children: dict[str, Module] = dict(parts.rest)
-    children[gated.gate] = _small(1, _IN, width, dtype)
+    children[gated.gate] = small_layer(1, _IN, width, dtype)
     if gated.up is not None:
-        children[gated.up] = _small(3, _IN, width, dtype)
-    children[gated.down] = _small(5, _INNER, _OUT, last)
+        children[gated.up] = small_layer(3, _IN, width, dtype)
+    children[gated.down] = small_layer(5, _INNER, _OUT, last)
     return children | dict.fromkeys(parts.dropouts, _Marker())
 
 

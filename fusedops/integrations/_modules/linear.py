@@ -63,3 +63,9 @@ def recognised_linear(module: Module) -> Replacement | str | None:
         return Dense()
     refused = [each.reasons[0].detail for each in candidates if each.reasons]
     return "torch's own product is as fast" + "".join(f": {reason}" for reason in refused[:1])
+
+
+def served_linear(module: Module) -> Replacement | None:
+    """Return the replacement of a linear layer, or None where it is left."""
+    recognised = recognised_linear(module)
+    return recognised if isinstance(recognised, Replacement) else None

@@ -62,6 +62,7 @@ class Norm(Replacement):
         eps = torch.finfo(compute_dtype(x.dtype)).eps if self.eps is None else self.eps
         if self.op == "rms_norm":
             y = ops.rms_norm(x, weight, eps, offset=self.offset)
+            y = y + _parameter(module, "bias") if self.has_bias else y
         else:
             bias = _parameter(module, "bias") if self.has_bias else None
             factor = weight if weight is None or self.offset == 0 else weight + self.offset  # the op has no offset
@@ -159,6 +160,8 @@ def _hypotheses(module: Module, parameters: Mapping[str, Tensor]) -> Iterator[No
                 yield Norm("rms_norm", eps, offset, has_weight, False, "input", False)
             if has_weight and "weight" in dict(module.named_buffers()):  # a buffer that is not used, as Falcon Mamba's
                 yield Norm("rms_norm", eps, 0.0, False, False, "input", False)
+        if has_weight and has_bias:  # diffusers'
+            yield Norm("rms_norm", eps, 0.0, True, True, "input", False)
         if has_weight or not has_bias:
             for offset in (0.0, 1.0) if has_weight else (0.0,):
                 yield Norm("layer_norm", eps, offset, has_weight, has_bias, "input", wide)
@@ -172,7 +175,8 @@ def _tensors(norm: Norm, size: int, dtype: torch.dtype, factor: float = 1.0) -> 
 def _expected(norm: Norm, x: Tensor, tensors: dict[str, Tensor | None]) -> Tensor:
     weight, eps = tensors["weight"], torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
     if norm.op == "rms_norm":
-        return ops.OPS["rms_norm"].reference(x, weight, eps, norm.offset)
+        y = ops.OPS["rms_norm"].reference(x, weight, eps, norm.offset)
+        return y if tensors["bias"] is None else y + tensors["bias"]
     weight = None if weight is None else weight + norm.offset
     return ops.OPS["layer_norm"].reference(x, weight, tensors["bias"], eps)
 

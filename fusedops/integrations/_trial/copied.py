@@ -34,7 +34,7 @@ def copied(forward: Any, functions: Mapping[str, Callable[..., Any]]) -> Callabl
     # that share a code object must share their globals, so the copy has a code object of its own
     copy = FunctionType(own.__code__.replace(), names, own.__name__, own.__defaults__, own.__closure__)
     copy.__kwdefaults__ = own.__kwdefaults__
-    return _decorated(forward, own, copy)
+    return decorated(forward, own, copy)
 
 
 def reason_not_to_copy(forward: Any) -> str | None:
@@ -43,7 +43,7 @@ def reason_not_to_copy(forward: Any) -> str | None:
     A copy has the names of the file as they are now.
     """
     body = inspect.unwrap(forward)
-    if _decorated(forward, body, body) is None:
+    if decorated(forward, body, body) is None:
         return "a decorator of its forward keeps it where it cannot be replaced"
     for kind, name in instructions_of(body.__code__):
         if kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
@@ -77,7 +77,7 @@ def contents_of(function: Any) -> list[Any]:
     return [_contents(cell) for cell in getattr(function, "__closure__", None) or ()]
 
 
-def _decorated(function: Any, body: Any, changed: Any) -> Any:
+def decorated(function: Any, body: Any, changed: Any) -> Any:
     """Return a function with another body below its decorators, or None where one of them holds it out of reach.
 
     A decorator made with functools.wraps holds what it decorates in its closure.
@@ -85,7 +85,7 @@ def _decorated(function: Any, body: Any, changed: Any) -> Any:
     if function is body:
         return changed
     inner = function.__wrapped__
-    below = _decorated(inner, body, changed)
+    below = decorated(inner, body, changed)
     cells = [each is inner for each in contents_of(function)]
     if below is None or True not in cells or not isinstance(function, FunctionType):
         return None

@@ -82,7 +82,7 @@ def reason_of_source(
             not, so what their classes do in a call of their own is read too.
         functions: read in addition.
         subject: of the reason.
-        tried: names that are no reason, for there is a call that shows what they do.
+        tried: names that are no reason, for there is a call that shows what they do; also of devices.
         outside: True for what reaches beyond the modules alone: a trial is to do none of it.
 
     >>> class Counted(torch.nn.Module):
@@ -93,7 +93,8 @@ def reason_of_source(
     'its forward stores calls'
     """
     modules = list(modules)
-    reader = _Reader(modules, _EFFECTS.difference(tried))
+    tried = set(tried)
+    reader = _Reader(modules, _EFFECTS - tried, _DEVICES - tried)
     for name in ("forward", "__getattr__", "__getattribute__"):
         reader.attribute(name)
     for each in modules[1:]:
@@ -107,8 +108,8 @@ def reason_of_source(
 class _Reader:
     """Reads functions, each once. Reasons are in the order of the code."""
 
-    def __init__(self, modules: Iterable[Module], effects: set[str]) -> None:
-        self._effects = effects
+    def __init__(self, modules: Iterable[Module], effects: set[str], devices: frozenset[str]) -> None:
+        self._effects, self._devices = effects, devices
         self._names: list[Mapping[str, Any]] = []  # of the attributes of the modules and of their classes
         for module in modules:
             classes = own_class(module).__mro__
@@ -211,7 +212,7 @@ class _Reader:
         """Refuse the name of a device, such as cuda or cuda:0, also inside of a constant set."""
         for each in _inside(value):
             self._constant(each)
-        if isinstance(value, (str, torch.device)) and str(value).partition(":")[0] in _DEVICES:
+        if isinstance(value, (str, torch.device)) and str(value).partition(":")[0] in self._devices:
             self._refuse(f"asks for the device {value}", beyond=False)
 
     def _refuse(self, what: str, beyond: bool = True) -> None:

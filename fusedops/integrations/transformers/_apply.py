@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import Iterable
 from reprlib import repr as shortened
 from typing import Any
 
-import torch
-from torch.jit import ScriptModule
 from torch.nn import Linear, Module
 
 from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
+from fusedops.integrations._applying import Outcome, Recogniser, forward_applied, is_large, outcomes_of, recognised_by
 from fusedops.integrations._modules.activated import recognised_activated
 from fusedops.integrations._modules.activations import recognised_activation
 from fusedops.integrations._modules.gated import recognised_gated
-from fusedops.integrations._modules.linear import recognised_linear
+from fusedops.integrations._modules.linear import recognised_linear, served_linear
 from fusedops.integrations._modules.norms import recognised_norm
-from fusedops.integrations._not_looked_at import not_looked_at
-from fusedops.integrations._replacement import Replacement, own_class, replace, replacement_of, restore
+from fusedops.integrations._not_looked_at import sentences_of
+from fusedops.integrations._replacement import Replacement, own_class, replacement_of, restore
 from fusedops.integrations._trial.twin import key_of
 from fusedops.integrations.transformers._attention.implementation import (
     apply_attention,
@@ -39,9 +37,6 @@ from fusedops.integrations.transformers._rotary.layouts import layouts_of
 from fusedops.integrations.transformers._rotary.modules import recognised_rotary
 from fusedops.integrations.transformers._routers.recognition import recognised_router
 
-# (class of the module, op or "", reason or "", of those that are left the op that was tried, mode of the op or "")
-_Outcome = tuple[str, str, str, str, str]
-_Recogniser = Callable[[Module], Replacement | str | None]
 _NOTHING = "found no norm, gated MLP, GELU, rotary embedding or loss that it supports"
 _OPS = (
     "rms_norm",
@@ -61,7 +56,6 @@ _OPS = (
     "scaled_masked_softmax",
     "linear",
 )
-_MOST_MODULES = 32  # of one whose outcome is kept for others that are alike
 _FUSED_LOSS = "linear_cross_entropy"  # by fused_loss=True, or by its name
 _LINEAR = "linear"
 
@@ -110,9 +104,9 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     chosen = _chosen(ops, fused_loss)
     all_heads = heads_of(model)
     heads = all_heads if chosen & {_FUSED_LOSS, _LINEAR} else {}
-    outcomes, losses = Counter[Any](), Counter[Any]()  # of _Outcome; losses also of None, for modules without one
+    outcomes, losses = Counter[Any](), Counter[Any]()  # of Outcome; losses also of None, for modules without one
     layouts = layouts_of(model.modules())
-    recognisers: dict[str, _Recogniser] = {
+    recognisers: dict[str, Recogniser] = {
         "gated norm": recognised_gated_norm,
         "norm": recognised_norm,
         "gated MLP": recognised_gated,
@@ -123,7 +117,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         "bias_gelu": lambda module: None if module in inside else recognised_activation(module),
     }
     if _LINEAR in chosen:
-        recognisers[_LINEAR] = recognised_linear if ops is not None else _served_linear
+        recognisers[_LINEAR] = recognised_linear if ops is not None else served_linear
     inside = set[Module]()  # activations that a replaced module does not call
     shared: dict[Replacement, Replacement] = {}
     known: dict[Any, Any] = {}  # the layers of a model are alike
@@ -131,15 +125,15 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     def recognise(module: Module) -> tuple[str, Replacement | str | None]:
         if module in heads:  # which a second call may give the fused loss
             return (_FUSED_LOSS, recognised_head(module, heads[module])) if _FUSED_LOSS in chosen else ("", None)
-        if _is_large(module):
-            return _recognised(module, recognisers)
+        if is_large(module):
+            return recognised_by(module, recognisers)
         key = key_of(module), module in inside
         if key not in known:
-            known[key] = _recognised(module, recognisers)
+            known[key] = recognised_by(module, recognisers)
         return known[key]
 
     def activated(module: Module) -> Replacement | None:
-        if not any(own_class(child) is Linear for child in module.children()) or _is_large(module):
+        if not any(own_class(child) is Linear for child in module.children()) or is_large(module):
             return None
         key = key_of(module), _LINEAR
         if key not in known:
@@ -149,12 +143,12 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     for module in model.modules():
         already = replacement_of(module)
         if already is not None:
-            outcomes.update(_outcomes(own_class(module).__name__, already))
+            outcomes.update(outcomes_of(own_class(module).__name__, already))
         else:
             recognised = recognise(module)
-            outcomes.update(_forward_applied(module, chosen, *recognised, shared))
+            outcomes.update(forward_applied(module, chosen, *recognised, shared))
             if _LINEAR in chosen and replacement_of(module) is None and module not in heads:
-                outcomes.update(_forward_applied(module, chosen, _LINEAR, activated(module), shared))
+                outcomes.update(forward_applied(module, chosen, _LINEAR, activated(module), shared))
         replacement = replacement_of(module)
         if replacement is not None and replacement.has_activation:
             inside.update(module.children())
@@ -170,7 +164,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
                 outcomes[(type(head).__name__, *outcome)] += 1
     outcomes += apply_attention(model, chosen)
     rows = [Row(name, op, count, left, family, when) for (name, op, left, family, when), count in outcomes.items()]
-    about_attention, unseen = attention_notes(model), _not_looked_at(model, rows)
+    about_attention, unseen = attention_notes(model), sentences_of(model, rows)
 
     no_head = [] if heads or _FUSED_LOSS not in chosen else [f"{_FUSED_LOSS}: the model has no output embedding"]
 
@@ -182,16 +176,6 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
     if not applied.ops:
         warnings.warn(f"apply: {applied!r}", FusedOpsWarning, stacklevel=2)
     return applied
-
-
-def _is_large(module: Module) -> bool:
-    return any(True for _ in islice(module.modules(), _MOST_MODULES, None))
-
-
-def _served_linear(module: Module) -> Replacement | None:
-    """Return the replacement of a linear layer, or None where it is left."""
-    recognised = recognised_linear(module)
-    return recognised if isinstance(recognised, Replacement) else None
 
 
 def _chosen(ops: Iterable[str] | None, fused_loss: bool) -> set[str]:
@@ -209,47 +193,7 @@ def _name(model: Module) -> str:
     return type(getattr(model, "_orig_mod", model)).__name__
 
 
-@torch.inference_mode(False)  # a trial has gradients
-def _recognised(module: Module, recognisers: Mapping[str, _Recogniser]) -> tuple[str, Replacement | str | None]:
-    """Return the family of a module, with its replacement or the reason why it is left."""
-    if isinstance(module, ScriptModule):  # its class has no forward
-        return "", None
-    for family, recognise in recognisers.items():
-        recognised = recognise(module)
-        if recognised is not None:
-            return family, recognised
-    return "", None
-
-
-def _forward_applied(
-    module: Module,
-    chosen: set[str],
-    family: str,
-    recognised: Replacement | str | None,
-    shared: dict[Replacement, Replacement],
-) -> list[_Outcome]:
-    """Replace a module's forward where an op computes the same; return the outcome for each op.
-
-    Equal replacements are one object in ``shared``: torch.compile then compiles the layers of a model once.
-    """
-    name = own_class(module).__name__
-    if recognised is None:
-        return []
-    if isinstance(recognised, str):
-        return [(name, "", recognised, family, "")]
-    replacement = recognised.among(chosen)
-    if replacement is None:
-        return [(name, "", f"ops has no {op}", op, "") for op in recognised.ops]
-    replace(module, shared.setdefault(replacement, replacement))
-    return _outcomes(name, replacement)
-
-
-def _outcomes(name: str, replacement: Replacement) -> list[_Outcome]:
-    called = [(name, op, "", "", replacement.when) for op in replacement.ops]
-    return called + [(name, "", reason, op, "") for op, reason in replacement.left]
-
-
-def _loss_applied(module: Module, chosen: set[str]) -> _Outcome | None:
+def _loss_applied(module: Module, chosen: set[str]) -> Outcome | None:
     """Replace the loss function of a model; return what happened."""
     name, already = type(module).__name__, loss_of(module)
     if already is not None:
@@ -266,18 +210,6 @@ def _loss_applied(module: Module, chosen: set[str]) -> _Outcome | None:
 def _when(model: Module) -> str:
     """Return the mode in which the loss of a model calls cross_entropy."""
     return "evaluation" if any(has_fused_loss(head) for head in heads_of(model)) else ""
-
-
-def _not_looked_at(model: Module, rows: Iterable[Row]) -> list[str]:
-    """Return the sentence about the modules without a row, if there are any."""
-    known = {row.module for row in rows}
-    is_attention_left = any(row.family == "attention" and not row.op for row in rows)  # a row of the whole model
-
-    def has_row(name: str) -> bool:
-        return name in known or (is_attention_left and "attention" in name.lower())
-
-    text = not_looked_at(model, has_row)
-    return [text] if text else []
 
 
 def _remove(model: Module) -> None:

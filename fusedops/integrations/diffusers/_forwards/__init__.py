@@ -1,0 +1,1 @@
+"""Forwards with other calls in them: their source is read, changed and compiled."""

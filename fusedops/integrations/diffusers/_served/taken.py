@@ -1,0 +1,36 @@
+"""Which tensors and modules a call by an op is made for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from fusedops._torch import TENSOR_TYPES, autocasts, is_traced, is_transformed
+from fusedops.integrations._modules.norms import Norm
+from fusedops.integrations._replacement import replacement_of
+from fusedops.integrations._trial.twin import has_hooks, is_replaced_elsewhere
+
+
+def are_taken(*tensors: Any) -> bool:
+    """Return True for plain tensors, and those of a plan, outside of a trace, of torch.func and of autocast."""
+    if is_traced() or is_transformed():
+        return False
+    return all(is_plain(each) for each in tensors) and not autocasts(tensors[0].device.type)
+
+
+def is_plain(value: Any) -> bool:
+    """Return True for a plain tensor, and for one of a plan."""
+    return type(value) in TENSOR_TYPES or (isinstance(value, Tensor) and getattr(value, "has_no_numbers", False))
+
+
+def norm_of(module: Any) -> Norm | None:
+    """Return the settings of a norm whose forward is an op's, and that nothing else watches or has changed."""
+    replacement = replacement_of(module) if isinstance(module, Module) else None
+    return replacement if isinstance(replacement, Norm) and is_untouched(module) else None
+
+
+def is_untouched(module: Module) -> bool:
+    """Return True for a module without hooks, whose call is its class's forward."""
+    return not (has_hooks(module) or is_replaced_elsewhere(module)) and type(module).__call__ is Module.__call__
