@@ -58,7 +58,7 @@ def restore_processors(model: Module) -> None:
 def _applied(processor: Any, chosen: frozenset[str], classes: dict[Any, Any]) -> list[Outcome]:
     cls = original_class(processor)
     if isinstance(processor, Processor):
-        _, ops, left = processor._fusedops_settings
+        _, ops, left = processor.fusedops_settings
     else:
         if cls not in classes:
             made = changed_function(cls.__call__, chosen)

@@ -160,7 +160,7 @@ def _rebuilt(original: type[Module]) -> Any:
     return object.__new__(remade(original, _mixin(original)))
 
 
-_own_class: Any = cast("Any", object.__dict__["__class__"])  # Python's, below a property of the name
+_own_class: Any = object.__dict__["__class__"]  # Python's, below a property of the name
 
 
 class Processor:
@@ -169,21 +169,22 @@ class Processor:
     ``__class__`` is the class before it: ``set_default_attn_processor`` of diffusers compares it with a list.
     """
 
-    _fusedops_original: type[Any]
-    _fusedops_settings: tuple[frozenset[str], tuple[str, ...], tuple[tuple[str, str], ...]]
+    fusedops_original: type[Any]
+    fusedops_settings: tuple[frozenset[str], tuple[str, ...], tuple[tuple[str, str], ...]]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         getstate = getattr(self, "__getstate__", None)
         return (
             _processor,
-            (self._fusedops_original, *self._fusedops_settings),
+            (self.fusedops_original, *self.fusedops_settings),
             self.__dict__ if getstate is None else getstate(),
         )
 
 
 def original_class(processor: Any) -> type[Any]:
     """Return the class of a processor below fusedops' part."""
-    return processor._fusedops_original if isinstance(processor, Processor) else type(processor)
+    cls: Any = type(processor)
+    return cls.fusedops_original if isinstance(processor, Processor) else cls
 
 
 def replace_processor(processor: Any, cls: type[Any]) -> None:
@@ -197,8 +198,8 @@ def processor_class(original: type[Any], chosen: frozenset[str], made: Changed, 
     names |= {"__doc__": original.__doc__, "__class__": property(lambda self: original)}
     members = {
         "__call__": made.function,
-        "_fusedops_original": original,
-        "_fusedops_settings": (chosen, ops, made.left),
+        "fusedops_original": original,
+        "fusedops_settings": (chosen, ops, made.left),
     }
     return type(original.__name__, (Processor, original), {**names, **members})
 
@@ -212,4 +213,4 @@ def _processor(original: type[Any], chosen: Any, ops: Any, left: Any) -> Any:
 def restore_processor(processor: Any) -> None:
     """Give a processor its own class again."""
     if isinstance(processor, Processor):
-        _own_class.__set__(processor, processor._fusedops_original)
+        _own_class.__set__(processor, processor.fusedops_original)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry, dispatch_attention_fn
+from diffusers.models import attention_dispatch
 from torch import Tensor
 
 from fusedops import ops
@@ -19,12 +19,13 @@ from fusedops.integrations.diffusers._served.taken import are_taken
 from fusedops.masks import from_sdpa
 from fusedops.tensor_cache import cached_for
 
-_NATIVE: Any = AttentionBackendName.NATIVE
+_dispatch: Any = attention_dispatch
+_NATIVE = _dispatch.AttentionBackendName.NATIVE
 
 
 def attention(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Compute a call of diffusers' dispatcher, (B, S, N, D)."""
-    if own is not dispatch_attention_fn:
+    if own is not _dispatch.dispatch_attention_fn:
         return own(*args, **kwargs)
     result = _dispatched(*args, **kwargs)
     return own(*args, **kwargs) if result is None else result
@@ -52,7 +53,7 @@ def _dispatched(
     backend: Any = None,
     parallel_config: Any = None,
 ) -> Tensor | None:
-    active = _AttentionBackendRegistry.get_active_backend()[0] if backend is None else backend
+    active = _dispatch._AttentionBackendRegistry.get_active_backend()[0] if backend is None else backend
     if active != _NATIVE or parallel_config is not None or attention_kwargs or query.dim() != 4:
         return None
     if attn_mask is not None and attn_mask.dim() == 2 and attn_mask.shape == (query.shape[0], key.shape[1]):

@@ -102,11 +102,11 @@ class RotaryCalls(NamedTuple):
         return None
 
 
-def _kind(angles: tuple[Any, ...]) -> tuple[Kind | None, tuple[Any, ...]]:
+def _kind(angles: Any) -> tuple[Kind | None, tuple[Any, ...]]:
     """Return which kind of angles the arguments after x are, and the tensors."""
     if len(angles) == 2:
         return "two", angles
-    if len(angles) == 1 and isinstance(angles[0], (tuple, list)) and len(angles[0]) == 2:
+    if len(angles) == 1 and type(angles[0]) in (tuple, list) and len(angles[0]) == 2:
         return "pair", tuple(angles[0])
     is_complex = len(angles) == 1 and isinstance(angles[0], Tensor) and angles[0].is_complex()
     return ("complex", angles) if is_complex else (None, ())
