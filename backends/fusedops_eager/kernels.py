@@ -93,6 +93,7 @@ KERNELS = (
     ),
     *_formulas(ops.geglu, VECTORS),
     *_both(ops.swiglu, "gated._gated:swiglu_forward", backward_of("swiglu"), VECTORS),
+    *_both(ops.group_norm, "group_norm.group_norm:group_norm", "group_norm.group_norm:group_norm_backward", VECTORS),
     *_both(ops.linear, "linear.linear:linear", backward_of("linear"), PRODUCTS),
     *_both(
         ops.linear_attention,
@@ -120,6 +121,9 @@ KERNELS = (
         PRODUCTS,
         "torch.mm, ",
     ),
+    *_formulas(ops.gated_add, VECTORS),
+    *_formulas(ops.gated_add_modulated_norm, VECTORS),
+    *_formulas(ops.modulated_norm, VECTORS),
     *_both(
         ops.add_layer_norm,
         "norms._norms:add_layer_norm",

@@ -9,7 +9,7 @@ import torch
 
 from fusedops._contract.constraint import Arguments, Boundary, Constraint, constant, shown
 from fusedops._report.reason import Reason, ReasonCode
-from fusedops.constraints.tensors import possible
+from fusedops.constraints.tensors import has_dim, integers, possible
 
 
 class CountBeside(Constraint):
@@ -79,11 +79,12 @@ class CountBeside(Constraint):
 
 
 class Divisor(CountBeside):
-    """A positive integer divides the last size of a tensor.
+    """A positive integer divides a size of a tensor.
 
     Args:
         name: the integer.
         other: the tensor.
+        dim: the dim of that size, by default the last.
 
     >>> import fusedops
     >>> from fusedops.constraints import Divisor
@@ -91,21 +92,25 @@ class Divisor(CountBeside):
     got n = 3, expected a divisor of the last size of x, 8; to fix: pass n as a divisor of the last size of x, 8
     """
 
-    def __init__(self, name: str, other: str) -> None:
+    def __init__(self, name: str, other: str, dim: int = -1) -> None:
         super().__init__(name)
         self.other = Constraint(other).name  # checked the same way
         self.beside = (self.other,)
-        self.text = f"a divisor of the last size of {self.other}"
+        (self.dim,) = integers("Divisor", name, (dim,))
+        self.text = f"a divisor of {'the last size' if dim == -1 else f'dim {dim}'} of {self.other}"
 
     def expression(self, constants: dict[str, object]) -> str:
         return f"{self.name} == 1 or {super().expression(constants)}"
 
     def fits(self, value: int, *others: Any) -> bool:
-        return not others[0].dim() or possible(others[0].shape[-1] % value == 0)
+        return not has_dim(others[0], self.dim) or possible(others[0].shape[self.dim] % value == 0)
 
     def needed(self, *others: Any) -> str:
-        return f"{self.text}, {others[0].shape[-1] if others[0].dim() else 1}"
+        return f"{self.text}, {self._size(others[0])}"
 
     def candidates(self, *others: Any) -> list[int]:
-        size = others[0].shape[-1] if others[0].dim() else 1
+        size = self._size(others[0])
         return [2, 3, 4, size // 2, size, size + 1]
+
+    def _size(self, tensor: Any) -> int:
+        return tensor.shape[self.dim] if has_dim(tensor, self.dim) else 1

@@ -17,11 +17,15 @@ from fusedops.ops.experts.experts import experts as experts
 from fusedops.ops.experts.grouped_matmul import grouped_matmul as grouped_matmul
 from fusedops.ops.gated.geglu import geglu as geglu
 from fusedops.ops.gated.swiglu import swiglu as swiglu
+from fusedops.ops.group_norm.group_norm import group_norm as group_norm
 from fusedops.ops.linear.linear import linear as linear
 from fusedops.ops.linear_attention.linear_attention import linear_attention as linear_attention
 from fusedops.ops.losses.cross_entropy import cross_entropy as cross_entropy
 from fusedops.ops.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from fusedops.ops.losses.linear_log_probs import linear_log_probs as linear_log_probs
+from fusedops.ops.modulated.gated_add import gated_add as gated_add
+from fusedops.ops.modulated.gated_add_modulated_norm import gated_add_modulated_norm as gated_add_modulated_norm
+from fusedops.ops.modulated.modulated_norm import modulated_norm as modulated_norm
 from fusedops.ops.norms.add_layer_norm import add_layer_norm as add_layer_norm
 from fusedops.ops.norms.add_rms_norm import add_rms_norm as add_rms_norm
 from fusedops.ops.norms.gated_rms_norm import gated_rms_norm as gated_rms_norm
@@ -45,8 +49,11 @@ __all__ = [
     "causal_conv1d",
     "cross_entropy",
     "experts",
+    "gated_add",
+    "gated_add_modulated_norm",
     "gated_rms_norm",
     "geglu",
+    "group_norm",
     "grouped_matmul",
     "int8_linear",
     "layer_norm",
@@ -55,6 +62,7 @@ __all__ = [
     "linear_cross_entropy",
     "linear_log_probs",
     "merge_attention",
+    "modulated_norm",
     "paged_attention",
     "quantized_linear",
     "rms_norm",

@@ -66,8 +66,8 @@ def gradients(
         needs: the gradients to compute: of the rows, weight and bias.
     """
     normal, g = normalized(s, rstd, mean), grad.to(rstd.dtype)
-    dweight = _summed(g * normal, weight) if weight is not None and needs[1] else None
-    dbias = _summed(g, bias) if bias is not None and needs[2] else None
+    dweight = summed(g * normal, weight) if weight is not None and needs[1] else None
+    dbias = summed(g, bias) if bias is not None and needs[2] else None
     if not needs[0]:
         return None, dweight, dbias
     m = g if weight is None else g * _scale(weight, offset, g.dtype)
@@ -233,6 +233,6 @@ def _scale(weight: Tensor, offset: float, dtype: torch.dtype) -> Tensor:
     return weight.to(dtype) + offset
 
 
-def _summed(rows: Tensor, like: Tensor) -> Tensor:
+def summed(rows: Tensor, like: Tensor) -> Tensor:
     """Return the sum over all rows, in the shape and dtype of a weight or bias."""
     return rows.sum_to_size(like.shape).to(like.dtype, copy=True)
