@@ -10,8 +10,6 @@ import torch
 from diffusion_families import FAMILIES, Family
 from torch import Tensor
 
-pytest.importorskip("diffusers", reason="diffusers is not installed")
-
 from fusedops.integrations.diffusers import apply
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

@@ -25,6 +25,8 @@ from fusedops.integrations._replacement import Replacement, own_class, replaceme
 from fusedops.integrations._trial.twin import is_replaced_elsewhere, key_of
 from fusedops.integrations.diffusers._forwards.patterns import Site
 from fusedops.integrations.diffusers._forwards.replacement import Changed, Rewritten, changed_function
+from fusedops.integrations.diffusers._gguf import recognised_gguf
+from fusedops.integrations.diffusers._group_norm import recognised_group_norm
 from fusedops.integrations.diffusers._processors import apply_processors, restore_processors
 
 _NOTHING = "found no norm, gated MLP, attention or rotary embedding that it supports"
@@ -106,6 +108,8 @@ def _chosen(ops: Iterable[str] | None) -> frozenset[str]:
 
 def _applied(model: Module, chosen: frozenset[str], known: dict[Any, Any], has_linear: bool) -> Iterator[Outcome]:
     recognisers: dict[str, Recogniser] = {
+        "quantized_linear": recognised_gguf,
+        "group_norm": recognised_group_norm,
         "norm": recognised_norm,
         "gated activation": recognised_projection,
         "gated MLP": recognised_gated,

@@ -1,4 +1,4 @@
-"""What a forward computes that an op computes, as it is written: attention, rotations, modulated norms, gated sums.
+"""Find in a forward what an op computes: attention, rotations, modulated norms, gated sums.
 
 Each is replaced by a call that gets the parts of the expression, in their order, and computes it by an op or as it was.
 So the names and shapes of a model do not matter to what is computed, only to how.
@@ -117,7 +117,8 @@ class _Changes(ast.NodeTransformer):
             return wide
         path = path_of(node.func)
         last = path.rpartition(".")[2]
-        kinds = {"attention": path == _DISPATCH, "sdpa": last == _SDPA, "rotary": path == last and "rotary" in path}
+        is_rotary = path == last and "apply" in path and "rotary" in path
+        kinds = {"attention": path == _DISPATCH, "sdpa": last == _SDPA, "rotary": is_rotary}
         for name, is_kind in kinds.items():
             op = "rotary_embedding" if name == "rotary" else "attention"
             if is_kind and op in self._ops:

@@ -23,7 +23,7 @@ from fusedops.tensor_cache import reuse
 
 
 class Served:
-    """What a changed function calls in place of its own expressions."""
+    """The functions that a changed function calls in place of its own expressions."""
 
     attention = staticmethod(_attention.attention)
     sdpa = staticmethod(_attention.sdpa)
@@ -183,7 +183,7 @@ class Processor:
 
 def original_class(processor: Any) -> type[Any]:
     """Return the class of a processor below fusedops' part."""
-    cls: Any = type(processor)
+    cls: Any = cast("Any", type(processor))
     return cls.fusedops_original if isinstance(processor, Processor) else cls
 
 

@@ -38,8 +38,8 @@ def text_of(function: FunctionType) -> tuple[str, int] | None:
 def tree_of(function: FunctionType) -> ast.FunctionDef | str:
     """Return the tree of a function without its decorators, or the reason why there is none. It is new for each call.
 
-    >>> tree_of(text_of).name
-    'text_of'
+    >>> tree_of(names_in).name
+    'names_in'
     """
     source = text_of(function)
     if source is None:

@@ -30,7 +30,7 @@ def modulated(norm: Any, x: Any, scale: Any, shift: Any, offset: float, wide: bo
 def gated(residual: Any, gate: Any, y: Any, is_tanh: bool, wide: bool) -> Any:
     """Return ``residual + gate * y``, with the tanh of the gate or without; where ``wide``, computed in float32."""
     if _is_gated(residual, gate, y, wide):
-        return ops.gated_add(residual, y, _gate(gate, residual), activation="tanh" if is_tanh else None)
+        return ops.gated_add(residual, y, gate, activation="tanh" if is_tanh else None)
     s = (residual.float() if wide else residual) + (gate.tanh() if is_tanh else gate) * y
     return s.type_as(residual) if wide else s
 
@@ -52,7 +52,6 @@ def gated_modulated(
         arguments = _arguments(norm, residual, scale, shift, offset, wide_norm)
         if arguments is not None:
             activation = "tanh" if is_tanh else None
-            gate = _gate(gate, residual)
             return ops.gated_add_modulated_norm(residual, y, gate, **arguments, activation=activation)
     s = gated(residual, gate, y, is_tanh, wide)
     return modulated(norm, s, scale, shift, offset, wide_norm), s
@@ -92,8 +91,8 @@ def _arguments(norm: Any, x: Any, scale: Any, shift: Any, offset: float, wide: b
         weight = weight + found.offset
     eps = torch.finfo(compute_dtype(x.dtype)).eps if found.eps is None else found.eps
     return {
-        "scale": _row(scale, x),
-        "shift": None if shift is None else _row(shift, x),
+        "scale": scale,
+        "shift": shift,
         "weight": weight,
         "bias": bias,
         "eps": eps,
@@ -107,17 +106,6 @@ def _is_of(x: Tensor, row: Tensor) -> bool:
     if row.shape[-1:] != x.shape[-1:] or not row.is_floating_point():
         return False
     return row.dim() == 1 or (row.dim() == 3 and row.shape[0] in (1, x.shape[0]) and row.shape[1] in (1, x.shape[1]))
-
-
-def _row(row: Tensor, x: Tensor) -> Tensor:
-    """Return a scale in a shape that the op takes."""
-    if row.dim() == 3 and row.shape[0] != x.shape[0]:
-        return row.expand(x.shape[0], -1, -1)
-    return row
-
-
-def _gate(gate: Tensor, residual: Tensor) -> Tensor:
-    return gate if gate.dim() == 1 else _row(gate, residual)
 
 
 def _is_gated(residual: Any, gate: Any, y: Any, wide: bool) -> bool:

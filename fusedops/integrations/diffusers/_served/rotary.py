@@ -7,9 +7,11 @@ cos has a row for each token.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
+from textwrap import dedent
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ from fusedops._torch import is_traced, is_transformed
 from fusedops.integrations._trial.source import reason_of_source
 from fusedops.integrations._trial.twin import called, near, numbers
 from fusedops.integrations._trial.whole import reason_of_calls
+from fusedops.integrations.diffusers._forwards.source import path_of, text_of
 from fusedops.integrations.diffusers._served.taken import is_plain
 from fusedops.tensor_cache import cached_for
 
@@ -173,7 +176,7 @@ def recognised_calls(own: Any, name: str, options: Options) -> RotaryCalls | str
     >>> list(recognised_calls(rotate, "rotate", ()).forms)
     [('complex', 'BSND', 'BS', 1), ('complex', 'BSND', '1S', 1)]
     """
-    reason = reason_of_source((), own, subject=name)
+    reason = reason_of_source((), own, subject=name, tried=_of_autocast(own))
     if reason is not None:
         return reason
     function = partial(own, **dict(options))
@@ -185,7 +188,7 @@ def recognised_calls(own: Any, name: str, options: Options) -> RotaryCalls | str
                 forms[kind, x, shape, width] = form
     if not forms:
         return f"the results of {name} are not those of rotary_embedding"
-    # x of (B, S, N, D) and of (B, N, S, D) cannot be told apart where S is N
+    # where S is N, x of (B, S, N, D) looks like one of (B, N, S, D)
     heads = [each for each in forms if each[1] == "BNSD" and (each[0], "BSND", *each[2:]) in forms]
     if heads:
         return f"{name} takes heads before and after tokens"
@@ -194,6 +197,17 @@ def recognised_calls(own: Any, name: str, options: Options) -> RotaryCalls | str
         if reason is not None:
             return reason
     return RotaryCalls(forms)
+
+
+def _of_autocast(own: Any) -> set[str]:
+    """Return the devices that a function names for an autocast alone, under which no call is made by the op."""
+    source = text_of(own)
+    tree = None if source is None else ast.parse(dedent(source[0]))
+    named = [] if tree is None else [each.value for each in ast.walk(tree) if isinstance(each, ast.Constant)]
+    calls = [] if tree is None else [each for each in ast.walk(tree) if isinstance(each, ast.Call) and each.args]
+    given = [each.args[0] for each in calls if path_of(each.func).endswith("autocast")]
+    devices = [each.value for each in given if isinstance(each, ast.Constant)]
+    return {each for each in devices if isinstance(each, str) and named.count(each) == devices.count(each)}
 
 
 def _seq(x: str) -> int:
