@@ -58,7 +58,8 @@ INLINE void products(const float* x, int64_t rows, int64_t columns, const Packed
   for (int64_t first = 0; first < columns; first += DEPTH) {
     vfloat total[M][N] = {};
     const int64_t end = std::min(columns, first + DEPTH);
-    const typename Format::template Rows<N> from(weight, output, count == N, first, end - first);
+    typename Format::template Memory<N> memory;
+    const typename Format::template Rows<N> from(weight, output, count == N, first, end - first, &memory);
     for (int64_t at = first, b = 0; at < end; b++) {
       // the next rows: at the end of a row the processor has hardly begun to read ahead by itself (up to 1.7 times)
       for (int n = 0; n < N; n++) from.prefetch(n + N, b);

@@ -145,11 +145,13 @@ template <int OF_BLOCK, int BYTES_OF_BLOCK>
 struct BlocksOf {
   static constexpr int WEIGHTS = OF_BLOCK, BYTES = BYTES_OF_BLOCK;
   static constexpr Order ORDER = Order::PLAIN;
+  template <int N>
+  struct Memory {};
   // N rows of the weight, `step` rows apart, from column `first` on.
   template <int N>
   class Rows {
    public:
-    INLINE Rows(const PackedWeight& weight, int64_t row, int64_t step, int64_t first, int64_t)
+    INLINE Rows(const PackedWeight& weight, int64_t row, int64_t step, int64_t first, int64_t, Memory<N>*)
         : row_bytes_(step * weight.row_bytes),
           ahead_(weight.row_bytes),
           from_(weight.codes + row * weight.row_bytes + first / WEIGHTS * BYTES) {}

@@ -67,42 +67,63 @@ constexpr int64_t PART = 1024;  // columns whose scales are read at once
 
 // Some scales that follow each other.
 NOINLINE void scales_at(const PackedWeight& weight, int64_t index, int64_t count, float* scales) {
+  const int64_t dtype = weight.scale_dtype;
+  if (dtype != E8M0 && dtype != E4M3) {
+    const uint8_t* from = (const uint8_t*)weight.scales + index * (dtype == FLOAT32 ? 4 : 2);
+    return load_as(dtype, from, scales, count);
+  }
+  const uint8_t* from = (const uint8_t*)weight.scales + index;
   int64_t i = 0;
-  if (weight.scale_dtype == E8M0) {
-    const uint8_t* from = (const uint8_t*)weight.scales + index;
-    for (; i + LANES <= count; i += LANES) {
-      const vint e = load_bytes(from + i);
-      store(scales + i, bits_as<vfloat>(e == 0 ? vint{} + 0x00400000 : e == 255 ? vint{} + 0x7fc00000 : e << 23));
+  for (; i + LANES <= count; i += LANES) {
+    const vint code = load_bytes(from + i);
+    if (dtype == E8M0) {
+      const vint bits = code == 0 ? vint{} + 0x00400000 : code == 255 ? vint{} + 0x7fc00000 : code << 23;
+      store(scales + i, bits_as<vfloat>(bits));
+    } else {
+      const vint half = (code << 7 & 0x3f80) | (code << 8 & 0x8000);
+      const vfloat number = widen(narrow_16(bits_as<vuint>(half)), float16{}) * 256.0f;
+      store(scales + i, (code & 0x7f) == 0x7f ? all(bits_as<float>(uint32_t(0x7fc00000))) : number);
     }
-  } else if (weight.scale_dtype != E4M3) {
-    return load_as(weight.scale_dtype, (const uint8_t*)weight.scales + index * (weight.scale_dtype == FLOAT32 ? 4 : 2),
-                   scales, count);
   }
   for (; i < count; i++) scales[i] = scale_at(weight, index + i);
 }
 
-// The scales, each of PER columns, of [first, first + count) of a row, times `factor`; and the codes of 0.
+// Writes number_of(0), number_of(1), ... of the groups of [first, first + count), each for its parts of PER columns; up
+// to LANES numbers more are written.
+template <int PER, class F>
+INLINE void each_group(int64_t group, int64_t left, int64_t count, float* to, F number_of) {
+  for (int64_t at = 0, number = 0; at < count; number++, left = group) {
+    const int64_t n = std::min(left, count - at) / PER;
+    const vfloat value = all(number_of(number));
+    for (int64_t i = 0; i < n; i += LANES) store(to + i, value);
+    to += n, at += n * PER;
+  }
+}
+
+// The scales, each of PER columns, of [first, first + count) of a row, times `factor`; and the codes of 0. A row of
+// these takes about as long as the products of a fifth of its codes with one row of x.
 template <int PER>
 NOINLINE void scales_of_row(const PackedWeight& weight, int64_t row, int64_t first, int64_t count, float factor,
                             float* scales, float* zeros) {
-  const int64_t line = weight.scale_rows ? row / weight.scale_rows : 0, begin = line * weight.groups;
-  const int64_t group = weight.group, end = first + count;
-  if (group == PER) {
-    scales_at(weight, begin + first / PER, divide_up(count, PER), scales);
-  } else {
-    float* to = scales;
-    for (int64_t at = first; at < end;) {
-      const int64_t number = at / group, stop = std::min(end, (number + 1) * group), n = (stop - at) / PER;
-      std::fill(to, to + n, scale_at(weight, begin + number));
-      to += n, at = stop;
-    }
-  }
-  if (zeros)
-    for (int64_t at = first; at < end; at += PER) *zeros++ = weight.zeros ? weight.zeros[begin + at / group] : 8.0f;
+  const int64_t group = weight.group, number = group >= count && first < group ? 0 : first / group;
+  const int64_t line = weight.scale_rows <= 1 ? row * weight.scale_rows : row / weight.scale_rows;
+  const int64_t begin = line * weight.groups + number, left = (number + 1) * group - first;
   const float divisor = weight.global_scale ? *weight.global_scale : 1.0f;
-  if (factor == 1 && divisor == 1) return;
-  each(count / PER,
-       [=](int64_t i, auto lanes) { store(scales + i, load(scales + i, lanes) / divisor * factor, lanes); });
+  if (group == PER) {
+    scales_at(weight, begin, count / PER, scales);
+    if (factor != 1 || divisor != 1)
+      each(count / PER,
+           [=](int64_t i, auto lanes) { store(scales + i, load(scales + i, lanes) / divisor * factor, lanes); });
+  } else {
+    each_group<PER>(group, left, count, scales,
+                    [&](int64_t i) { return scale_at(weight, begin + i) / divisor * factor; });
+  }
+  if (!zeros) return;
+  if (weight.zeros) {
+    each_group<PER>(group, left, count, zeros, [&](int64_t i) { return float(weight.zeros[begin + i]); });
+  } else {
+    std::fill(zeros, zeros + count / PER, 8.0f);
+  }
 }
 
 // Codes of 4 bits as integers: (q - zero) * scale.
@@ -132,6 +153,21 @@ struct E2M1Codes {
   static constexpr Order ORDER = Order::PAIRS;
   static constexpr bool HAS_ZEROS = false, HAS_NAN = false;
   static constexpr float FACTOR = 0.5f;
+#if VECTOR_BYTES == 64
+  struct Chunk {
+    const uint8_t* codes;
+    const float* scales;
+    vuint table;
+    INLINE Chunk(const uint8_t* codes, const float* scales, float = 0)
+        : codes(codes), scales(scales), table(bits_as<vuint>(numbers() * (SCALES == 1 ? *scales : 1.0f))) {}
+    INLINE static vfloat numbers() { return to_floats(load_signed((const uint8_t*)E2M1_TWICE)); }
+    INLINE vfloat at(int i) const {
+      const vfloat values = bits_as<vfloat>(selected(table, bits_as<vuint>(nibbles(codes, i))));
+      if constexpr (SCALES == 1) return values;
+      return values * (lane_numbers() < 8 ? all(scales[0]) : all(scales[1]));  // of eight bytes
+    }
+  };
+#else
   struct Chunk {
     int8_t q[32];  // the low halves of the bytes, then the high ones
     const float* scales;
@@ -148,10 +184,10 @@ struct E2M1Codes {
     INLINE vfloat at(int i) const {
       const vfloat integers = to_floats(load_signed((const uint8_t*)q + i));
       if constexpr (SCALES == 1) return integers * *scales;
-      if constexpr (LANES == 16) return integers * (lane_numbers() < 8 ? all(scales[0]) : all(scales[1]));
       return integers * scales[i / 8 % 2];  // of eight bytes
     }
   };
+#endif
 };
 
 // Codes of 4 bits as indices of any 16 numbers.
@@ -248,21 +284,28 @@ struct Scaled : Codes {
   struct Chunk : Codes::Chunk {
     INLINE Chunk(const Block& block, int) : Codes::Chunk(block.codes, block.scales, block.zero) {}
   };
+  // What N rows have in memory: not in Rows, which stays in registers.
+  template <int N>
+  struct Memory {
+    float scales[N][SCALES + LANES], zeros[N][Codes::HAS_ZEROS ? SCALES + LANES : 1];
+  };
   // N rows of the weight, `step` rows apart, from column `first` on: at most PART columns.
   template <int N>
   class Rows {
    public:
-    INLINE Rows(const PackedWeight& weight, int64_t row, int64_t step, int64_t first, int64_t count)
+    INLINE Rows(const PackedWeight& weight, int64_t row, int64_t step, int64_t first, int64_t count, Memory<N>* memory)
         : row_bytes_(step * weight.row_bytes),
           ahead_(weight.row_bytes),
-          from_(weight.codes + row * weight.row_bytes + first / 32 * Codes::BYTES) {
+          from_(weight.codes + row * weight.row_bytes + first / 32 * Codes::BYTES),
+          scales_(memory->scales[0]),
+          zeros_(memory->zeros[0]) {
       for (int n = 0; n < N; n++)
-        scales_of_row<Codes::PER>(weight, row + n * step, first, count, Codes::FACTOR, scales_[n],
-                                  Codes::HAS_ZEROS ? zeros_[n] : nullptr);
+        scales_of_row<Codes::PER>(weight, row + n * step, first, count, Codes::FACTOR, memory->scales[n],
+                                  Codes::HAS_ZEROS ? memory->zeros[n] : nullptr);
     }
     INLINE Block block(int n, int64_t b) const {
-      return {from_ + n * row_bytes_ + b * Codes::BYTES, scales_[n] + b * BLOCK_SCALES,
-              Codes::HAS_ZEROS ? zeros_[n][b] : 0.0f};
+      return {from_ + n * row_bytes_ + b * Codes::BYTES, scales_ + n * (SCALES + LANES) + b * BLOCK_SCALES,
+              Codes::HAS_ZEROS ? zeros_[n * (SCALES + LANES) + b] : 0.0f};
     }
     INLINE void prefetch(int n, int64_t b) const {
       if (b % (64 / Codes::BYTES) == 0) __builtin_prefetch(from_ + n * ahead_ + b * Codes::BYTES);
@@ -271,7 +314,7 @@ struct Scaled : Codes {
    private:
     int64_t row_bytes_, ahead_;
     const uint8_t* from_;
-    float scales_[N][SCALES], zeros_[N][Codes::HAS_ZEROS ? SCALES : 1];
+    const float *scales_, *zeros_;
   };
 };
 
@@ -345,7 +388,8 @@ NOINLINE void unpack(const PackedWeight& weight, int64_t row, int64_t first, int
   constexpr int AHEAD = 8;
   for (int64_t part = 0; part < count; part += PART) {
     const int64_t columns = std::min(PART, count - part);
-    const typename Format::template Rows<1> rows(weight, row, 0, first + part, columns);
+    typename Format::template Memory<1> memory;
+    const typename Format::template Rows<1> rows(weight, row, 0, first + part, columns, &memory);
     for (int64_t b = 0; b * Format::WEIGHTS < columns; b++) {
       rows.prefetch(AHEAD, b);
       const typename Format::Block block(rows.block(0, b));
