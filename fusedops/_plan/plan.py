@@ -40,9 +40,9 @@ def plan(
     """Return which backend would serve each call of a model on a device that this machine need not have.
 
     The model runs without numbers and takes no memory of its size: its copy, after ``apply`` of
-    ``fusedops.integrations.transformers``, or as it is where that has been applied. Integers that it makes itself keep
-    their values. What depends on computed numbers is assumed, and listed. On a CPU the counts are those of
-    :func:`fusedops.stats` after the same run.
+    ``fusedops.integrations.transformers`` or ``.diffusers``, or as it is where that has been applied. Integers that it
+    makes itself keep their values. What depends on computed numbers is assumed, and listed. On a CPU the counts are
+    those of :func:`fusedops.stats` after the same run.
 
     Args:
         model: a torch module; its tensors may be on the meta device.
@@ -164,7 +164,11 @@ def _applied(model: Module) -> str:
     """Replace what the model computes by ops, unless that was done before; return a note."""
     try:
         from fusedops.integrations._replacement import replacement_of
-        from fusedops.integrations.transformers import apply
+
+        if any(each.__module__.startswith("diffusers.") for each in type(model).__mro__):
+            from fusedops.integrations.diffusers import apply
+        else:
+            from fusedops.integrations.transformers import apply
     except ImportError as error:
         return f"not applied: {error}"
     if any(replacement_of(module) is not None for module in model.modules()):

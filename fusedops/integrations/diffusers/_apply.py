@@ -23,6 +23,7 @@ from fusedops.integrations._modules.projection import recognised_projection
 from fusedops.integrations._not_looked_at import sentences_of
 from fusedops.integrations._replacement import Replacement, own_class, replacement_of, restore
 from fusedops.integrations._trial.twin import is_replaced_elsewhere, key_of
+from fusedops.integrations.diffusers._forwards.conditions import is_reached
 from fusedops.integrations.diffusers._forwards.patterns import Site
 from fusedops.integrations.diffusers._forwards.replacement import Changed, Rewritten, changed_function
 from fusedops.integrations.diffusers._gguf import recognised_gguf
@@ -111,7 +112,7 @@ def _applied(model: Module, chosen: frozenset[str], known: dict[Any, Any], has_l
         "quantized_linear": recognised_gguf,
         "group_norm": recognised_group_norm,
         "norm": recognised_norm,
-        "gated activation": recognised_projection,
+        "geglu": recognised_projection,
         "gated MLP": recognised_gated,
         "bias_gelu": recognised_activation,
     }
@@ -168,13 +169,15 @@ def _forward_changed(
 
 def _reason_of(site: Site, module: Module) -> str | None:
     """Return why a module has no op at a place of its forward; empty where its config has no such place."""
+    if not is_reached(module, site.conditions):
+        return ""
     if site.op == "group_norm":
         outer, inner = (_attribute(module, path) for path in site.path)
         return None if type(outer) is SiLU and isinstance(inner, Module) and own_class(inner) is GroupNorm else ""
     if "norm" not in site.op:
         return None
     norm = _attribute(module, site.path[0])
-    if not isinstance(norm, Module):
+    if not isinstance(norm, Module) or own_class(norm) is GroupNorm:
         return ""
     found = replacement_of(norm)
     return None if isinstance(found, Norm) else f"{site.path[0]} is no norm that an op computes"

@@ -23,11 +23,13 @@ class Site(NamedTuple):
         op: the name of the op.
         path: such as ``apply_rotary_emb`` or ``self.norm1``; of an activation and a norm, both.
         options: the constants that a function is called with by name; None where others are.
+        conditions: those under which the place is reached, each with True or False.
     """
 
     op: str
     path: tuple[str, ...]
     options: tuple[tuple[str, Any], ...] | None = ()
+    conditions: tuple[tuple[ast.expr, bool], ...] = ()
 
 
 def changed(tree: ast.FunctionDef, ops: Collection[str]) -> tuple[Site, ...]:
@@ -35,7 +37,7 @@ def changed(tree: ast.FunctionDef, ops: Collection[str]) -> tuple[Site, ...]:
 
     >>> tree = ast.parse("def f(self, x, gate):\n return x + gate * self.mlp(x)").body[0]
     >>> changed(tree, ["gated_add"])
-    (Site(op='gated_add', path=(), options=()),)
+    (Site(op='gated_add', path=(), options=(), conditions=()),)
     >>> print(ast.unparse(tree.body[0]))
     return _fusedops.gated(x, gate, self.mlp(x), False, False)
     """
@@ -93,17 +95,27 @@ class _Changes(ast.NodeTransformer):
 
     def __init__(self, ops: Collection[str]) -> None:
         self._ops = ops
+        self._conditions: tuple[tuple[ast.expr, bool], ...] = ()
         self.sites: list[Site] = []
 
     def _call(self, name: str, op: str, path: tuple[str, ...], *args: Any) -> ast.Call:
         """Return a call of what serves; its parts are changed too."""
-        self.sites.append(Site(op, path))
+        self.sites.append(Site(op, path, conditions=self._conditions))
         given = [ast.Constant(each) if isinstance(each, (bool, float)) else each for each in args]
         function = ast.Attribute(ast.Name(SERVED, ast.Load()), name, ast.Load())
         return ast.Call(function, [self.visit(each) for each in given], [])
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Leave a function in a forward as it is."""
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.If:
+        """Change both branches; what is replaced in them has the condition."""
+        node.test, outside = self.visit(node.test), self._conditions
+        for name, wanted in (("body", True), ("orelse", False)):
+            self._conditions = (*outside, (node.test, wanted))
+            setattr(node, name, [self.visit(statement) for statement in getattr(node, name)])
+        self._conditions = outside
         return node
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
@@ -158,6 +170,9 @@ class _Changes(ast.NodeTransformer):
         assert isinstance(product, ast.BinOp)
         call = _module_call(product.left)
         scale = _plus_one(product.right)
+        if isinstance(product.right, ast.Subscript):  # (1 + scale)[:, None]
+            inner = _plus_one(product.right.value)
+            scale = None if inner is None else ast.Subscript(inner, product.right.slice, ast.Load())
         offset = 0.0 if scale is None else 1.0
         scale = product.right if scale is None else scale
         if call is None or not is_simple(scale) or not (offset or _has(scale, "scale")):
@@ -243,10 +258,10 @@ class _Pairs(ast.NodeTransformer):
         norm, x, *rest = modulated.args
         if path_of(x) != s or s in names_in(*rest) or s == y:
             return None
-        at = next(at for at, site in enumerate(self._sites) if site.op == "gated_add")
         path = path_of(norm)
-        self._sites[at] = Site("gated_add_modulated_norm", (path,))
-        self._sites.remove(Site("modulated_norm", (path,)))
+        at = next(at for at, site in enumerate(self._sites) if site[:2] == ("modulated_norm", (path,)))
+        self._sites[at] = self._sites[at]._replace(op="gated_add_modulated_norm")
+        del self._sites[next(at for at, site in enumerate(self._sites) if site.op == "gated_add")]
         function = ast.Attribute(ast.Name(SERVED, ast.Load()), "gated_modulated", ast.Load())
         target = ast.Tuple([ast.Name(y, ast.Store()), ast.Name(s, ast.Store())], ast.Store())
         return ast.copy_location(ast.Assign([target], ast.Call(function, [*gated.args, norm, *rest], [])), first)

@@ -11,8 +11,10 @@ import __future__
 import ast
 import inspect
 import linecache
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.util import resolve_name
 from itertools import chain
 from types import CellType, CodeType, FunctionType
 from typing import Any
@@ -160,5 +162,12 @@ def path_of(tree: ast.AST) -> str:
 
 
 def values_of(function: FunctionType) -> Mapping[str, Any]:
-    """Return what the variables outside of a function are."""
-    return function.__globals__ | dict(zip(function.__code__.co_freevars, contents_of(function)))
+    """Return what the variables outside of a function are, and what it imports from files that are imported already."""
+    values: dict[str, Any] = {}
+    tree = tree_of(function)
+    for each in () if isinstance(tree, str) else ast.walk(tree):
+        if isinstance(each, ast.ImportFrom):
+            home = resolve_name("." * each.level + (each.module or ""), function.__globals__.get("__package__"))
+            names = vars(sys.modules[home]) if home in sys.modules else {}
+            values |= {alias.asname or alias.name: names.get(alias.name) for alias in each.names}
+    return function.__globals__ | dict(zip(function.__code__.co_freevars, contents_of(function))) | values

@@ -135,7 +135,9 @@ def _computed(form: Form, x: Tensor, kind: Kind, parts: tuple[Any, ...], seq: in
         cos, sin = parts
         if cos.shape != sin.shape or not (cos.is_floating_point() and sin.is_floating_point()):
             return None
-        if form.entries.twice and not all(_has_equal_entries(each, form.entries.twice) for each in parts):
+        is_planned = getattr(x, "has_no_numbers", False)  # in a plan both entries of a pair are taken to be equal
+        twice = form.entries.twice
+        if twice and not is_planned and not all(_has_equal_entries(each, twice) for each in parts):
             return None
         cos, sin = form.entries.once(cos, form.entries.cos), form.entries.once(sin, form.entries.sin)
     if cos.device != x.device or sin.device != x.device:
@@ -154,9 +156,7 @@ def _rotate(op: Any, x: Tensor, cos: Tensor, sin: Tensor, seq: int, interleaved:
 
 
 def _has_equal_entries(angles: Tensor, twice: str) -> bool:
-    """Return True where both entries of each pair are equal. The numbers are read; in a plan they are taken to be."""
-    if getattr(angles, "has_no_numbers", False):
-        return True
+    """Return True where both entries of each pair are equal. The numbers are read."""
     if angles.is_meta or (angles.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
 
