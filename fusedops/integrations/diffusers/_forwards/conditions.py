@@ -1,11 +1,11 @@
-"""Whether a module reaches a place of its forward, as far as its attributes show."""
+"""See from the attributes of a module whether it reaches a place of its forward."""
 
 from __future__ import annotations
 
 import ast
 from typing import Any
 
-from fusedops.integrations.diffusers._forwards.source import path_of
+from fusedops.integrations.diffusers._source import path_of
 
 _UNKNOWN: Any = object()
 

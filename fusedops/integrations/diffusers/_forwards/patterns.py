@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple, cast
 
 from fusedops.integrations.diffusers._forwards.joined import is_simple, is_view, join
-from fusedops.integrations.diffusers._forwards.source import SERVED, names_in, path_of
+from fusedops.integrations.diffusers._source import SERVED, names_in, path_of
 
 _DISPATCH, _SDPA = "dispatch_attention_fn", "scaled_dot_product_attention"
 
@@ -189,10 +189,14 @@ class _Changes(ast.NodeTransformer):
 
     def _gated(self, node: ast.BinOp, wide: str = "") -> ast.expr | None:
         """Return the call for ``x + gate * y``, or None."""
-        if "gated_add" not in self._ops or not isinstance(node.op, ast.Add) or not _is_product(node.right):
+        if "gated_add" not in self._ops or not isinstance(node.op, ast.Add):
             return None
-        assert isinstance(node.right, ast.BinOp)
-        residual, one, other = node.left, node.right.left, node.right.right
+        product, residual = (node.right, node.left) if _is_product(node.right) else (node.left, node.right)
+        if not isinstance(product, ast.BinOp) or not _is_product(product):
+            return None
+        if product is node.left and not is_simple(residual):
+            return None
+        one, other = product.left, product.right
         for gate, y, first in ((one, other, True), (other, one, False)):
             if not _has(gate, "gate") or not is_simple(gate):
                 continue

@@ -15,10 +15,10 @@ from fusedops._torch import is_traced
 from fusedops.integrations._replacement import Replaced, Replacement, remade
 from fusedops.integrations._trial.copied import decorated
 from fusedops.integrations.diffusers._forwards.patterns import Site, changed
-from fusedops.integrations.diffusers._forwards.source import function_of, tree_of, values_of
 from fusedops.integrations.diffusers._served import attention as _attention
 from fusedops.integrations.diffusers._served import modulated as _modulated
 from fusedops.integrations.diffusers._served.rotary import RotaryCalls, recognised_calls
+from fusedops.integrations.diffusers._source import function_of, tree_of, values_of
 from fusedops.tensor_cache import reuse
 
 

@@ -22,8 +22,8 @@ from fusedops._torch import is_traced, is_transformed
 from fusedops.integrations._trial.source import reason_of_source
 from fusedops.integrations._trial.twin import called, near, numbers
 from fusedops.integrations._trial.whole import reason_of_calls
-from fusedops.integrations.diffusers._forwards.source import path_of, text_of
 from fusedops.integrations.diffusers._served.taken import is_plain
+from fusedops.integrations.diffusers._source import path_of, text_of
 from fusedops.tensor_cache import cached_for
 
 Kind = Literal["pair", "two", "complex"]
