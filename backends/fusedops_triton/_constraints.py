@@ -11,6 +11,7 @@ from fusedops.constraints import Capability, Constraint, Dim, DType, Rank
 #: The longest row of kernels that count columns in 32 bits. The last block may end up to 2**16 columns behind the row.
 LONGEST_ROW = 2**31 - 2**16
 # why a kernel does not promise that a row has the same bits whatever the other rows are
+PARTS = "torch adds the sums of parts of a sample, in an order that may follow from the number of samples"
 PLACE = "which elements are kept follows from the place of a row in the batch"
 PRODUCTS = "torch's matrix products select a kernel, and with it the order of a sum, by the number of rows"
 GROUPED = "torch's grouped_mm may order its sums by the number of rows"

@@ -18,6 +18,7 @@ from fusedops_triton._constraints import (
     LONGEST_ROW,
     MEAN_LENGTH,
     ORDER,
+    PARTS,
     PLACE,
     PRODUCTS,
     TWO_FORMS,
@@ -55,6 +56,16 @@ def _both(
 
     of_backward = constraints if gradients is None else gradients
     return one("forward", forward, constraints), one("backward", backward, of_backward)
+
+
+def _whole_rows(name: str) -> Dim:
+    """Return the constraint on the length of rows that a program holds whole, beside what modulates them."""
+    return Dim(name, (-1,), at_most=8192)
+
+
+def _summed_rows(name: str) -> tuple[Dim, ...]:
+    """Return the same for backward, with the batches and tokens whose parts are programs along an axis of a grid."""
+    return (_whole_rows(name), Dim(name, (0,), at_most=2**15), Dim(name, (1,), at_most=2**23))
 
 
 KERNELS = (
@@ -106,6 +117,14 @@ KERNELS = (
         rows=GROUPED,
     ),
     *_both(
+        ops.group_norm,
+        "group_norm._group_norm:group_norm",
+        "group_norm._group_norm:group_norm_backward",
+        *supported("x"),
+        Dim("x", (0, 1), at_most=2**15),  # a grid has so many programs along its second and third axis
+        rows=PARTS,
+    ),
+    *_both(
         ops.grouped_matmul,
         "experts._grouped_matmul:products_forward",
         "experts._grouped_matmul:products_backward",
@@ -152,6 +171,30 @@ KERNELS = (
         row_length("weight", 0),
         uses="torch.mm, ",
         rows=PRODUCTS,
+    ),
+    *_both(
+        ops.gated_add,
+        "modulated._modulated:gated_add",
+        "modulated._modulated_backward:gated_add_backward",
+        *supported("residual", "y", "gate"),
+        _whole_rows("residual"),
+        gradients=(*supported("grad", "y", "gate"), *_summed_rows("grad")),
+    ),
+    *_both(
+        ops.gated_add_modulated_norm,
+        "modulated._modulated:gated_add_modulated_norm",
+        "modulated._modulated_backward:gated_add_modulated_norm_backward",
+        *supported("residual", "y", "gate", "scale", "shift"),
+        _whole_rows("residual"),
+        gradients=(*supported("s", "y", "gate", "scale", "shift"), *_summed_rows("s")),
+    ),
+    *_both(
+        ops.modulated_norm,
+        "modulated._modulated:modulated_norm",
+        "modulated._modulated_backward:modulated_norm_backward",
+        *supported("x", "scale", "shift"),
+        _whole_rows("x"),
+        gradients=(*supported("x", "scale", "shift"), *_summed_rows("x")),
     ),
     *_both(
         ops.add_layer_norm,

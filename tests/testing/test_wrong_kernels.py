@@ -16,6 +16,7 @@ import wrong_linear_kernels  # noqa: F401
 import wrong_log_prob_kernels  # noqa: F401
 import wrong_memory_kernels  # noqa: F401
 import wrong_merge_kernels  # noqa: F401
+import wrong_modulated_kernels  # noqa: F401
 import wrong_packed_attention_kernels  # noqa: F401
 import wrong_packed_kernels  # noqa: F401
 import wrong_paged_kernels  # noqa: F401

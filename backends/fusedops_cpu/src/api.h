@@ -157,6 +157,61 @@ struct GatedNormBackward {
   double offset;
 };
 
+// A scale, shift or gate beside rows (batch, tokens, columns): elements from one batch and token to the next, 0 where
+// it repeats. Its columns are next to each other.
+struct Repeated {
+  const void* values;  // null for none
+  int64_t dtype, batch, token;
+};
+
+// shared: (columns), a sum over all rows; by batch: (batch, columns); by token: (batch, tokens, columns), in float32.
+enum GradientForm : int64_t { SHARED = 0, BY_BATCH = 1, BY_TOKEN = 2 };
+struct RepeatedGradient {
+  void* values;  // null: not wanted
+  int64_t form;
+};
+
+// s = rows + y * act(gate), or rows; z = (norm(s) * weight + bias) * (offset + scale) + shift.
+struct ModulatedForward {
+  const void *rows, *y, *weight, *bias;  // (batch, tokens, columns) twice; (columns) twice. Null for none, but rows
+  void *z, *s;                           // z: null without a norm, s: null without y
+  float *means, *rstds;                  // (batch, tokens); null: not wanted. A mean is 0 for RMSNorm
+  Repeated scale, shift, gate;
+  int64_t dtype, weight_dtype, bias_dtype, batch, tokens, columns, centered;
+  int64_t gate_by_row, tanh;  // gate_by_row: a gate has one number for a row
+  double eps, offset;
+};
+
+struct ModulatedBackward {
+  const void *grad_z, *grad_s, *s, *y, *weight, *bias;  // grad_z: null without a norm; grad_s: null for none
+  const float *means, *rstds;                           // means: null for RMSNorm
+  void *ds, *dy, *dweight, *dbias;                      // null: not wanted
+  RepeatedGradient dscale, dshift, dgate;
+  Repeated scale, shift, gate;
+  int64_t dtype, weight_dtype, bias_dtype, batch, tokens, columns, gate_by_row, tanh;
+  double offset;
+};
+
+// x (batch, groups * channels, positions); by_channel: (batch, positions, groups * channels) in memory.
+struct GroupNormSizes {
+  int64_t dtype, weight_dtype, bias_dtype, batch, groups, channels, positions, by_channel, silu;
+};
+
+struct GroupNormForward {
+  const void *x, *weight, *bias;  // weight, bias: (groups * channels); null for none
+  void* y;
+  float *means, *rstds;  // (batch, groups); null: not wanted
+  GroupNormSizes sizes;
+  double eps;
+};
+
+struct GroupNormBackward {
+  const void *grad, *x, *weight, *bias;
+  const float *means, *rstds;
+  void *dx, *dweight, *dbias;  // null: not wanted
+  GroupNormSizes sizes;
+};
+
 // x (batch, channels, length), with the elements from one batch, channel and position to the next. Positions are next
 // to each other, or channels: then x_channel is 1, and by_channel. Each batch is a sequence, or batch is 1 and there
 // are bounds.
@@ -460,6 +515,10 @@ FUSEDOPS_EXPORT int fusedops_gated_forward(const fusedops::GatedForward* call);
 FUSEDOPS_EXPORT int fusedops_gated_backward(const fusedops::GatedBackward* call);
 FUSEDOPS_EXPORT int fusedops_gated_norm_forward(const fusedops::GatedNormForward* call);
 FUSEDOPS_EXPORT int fusedops_gated_norm_backward(const fusedops::GatedNormBackward* call);
+FUSEDOPS_EXPORT int fusedops_modulated_forward(const fusedops::ModulatedForward* call);
+FUSEDOPS_EXPORT int fusedops_modulated_backward(const fusedops::ModulatedBackward* call);
+FUSEDOPS_EXPORT int fusedops_group_norm_forward(const fusedops::GroupNormForward* call);
+FUSEDOPS_EXPORT int fusedops_group_norm_backward(const fusedops::GroupNormBackward* call);
 FUSEDOPS_EXPORT int fusedops_conv_forward(const fusedops::ConvForward* call);
 FUSEDOPS_EXPORT int fusedops_conv_backward(const fusedops::ConvBackward* call);
 FUSEDOPS_EXPORT int fusedops_linear_attention_forward(const fusedops::LinearAttentionForward* call);

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fusedops._contract.constraint import Constraint
+from fusedops._contract.constraint import Arguments, Constraint
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops.constraints import (
     Broadcasts,
@@ -22,6 +22,13 @@ LAYER, RMS = "layer", "rms"
 NONE, TANH = "none", "tanh"
 
 
+class _Width(SameSize):
+    """The last size of what broadcasts: its whole shape follows that of the rows."""
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        return None
+
+
 def rows_of(name: str) -> tuple[Constraint, ...]:
     """Return the constraints on the tensor (B, S, H) that the others go with."""
     return (Floating(name), Rank(name, 3))
@@ -29,7 +36,7 @@ def rows_of(name: str) -> tuple[Constraint, ...]:
 
 def beside(name: str, rows: str, *, one_column: bool = False) -> tuple[Constraint, ...]:
     """Return the constraints on a scale, shift or gate beside ``rows``; ``one_column``: also (B, S, 1)."""
-    width = () if one_column else (SameSize(name, -1, rows, -1),)
+    width = () if one_column else (_Width(name, -1, rows, -1),)
     return (Floating(name), SameDevice(name, rows), Rank(name, 1, 3), *width, Broadcasts(name, rows))
 
 

@@ -1,0 +1,1 @@
+"""Modulated norms and gated residuals."""
