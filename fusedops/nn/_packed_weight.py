@@ -135,7 +135,7 @@ def unpacked_rows(packed: Tensor, format: str, dtype: torch.dtype, parts: Mappin
     """Return the weight of bytes and what is beside them, (N, K)."""
     if format not in SCALED:
         return dequantize(packed, format, dtype)
-    return unpack_rows(format, packed, **parts).to(dtype)
+    return unpack_rows(format, packed, parts["scales"], parts.get("global_scale"), parts.get("zeros")).to(dtype)
 
 
 def embedded(codes: Tensor, format: str, dtype: torch.dtype, parts: Mapping[str, Tensor], index: Tensor) -> Tensor:
@@ -146,5 +146,6 @@ def embedded(codes: Tensor, format: str, dtype: torch.dtype, parts: Mapping[str,
         for name, part in parts.items()
     }
     flat = codes.reshape(index.numel(), codes.shape[-1])
-    weight = unpack_rows(format, flat, **of_rows, by_row=True).to(dtype)
+    parts_of_rows = of_rows["scales"], of_rows.get("global_scale"), of_rows.get("zeros")
+    weight = unpack_rows(format, flat, *parts_of_rows, by_row=True).to(dtype)
     return weight.view(*index.shape, weight.shape[-1])

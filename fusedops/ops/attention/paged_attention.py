@@ -100,7 +100,8 @@ def paged_attention(
     tensor([[[2.]]])
     """
     args = (q, k, v, cu_seqlens_q, block_table, seqused_k, k_scale, v_scale, scale, causal, window, return_lse)
-    if torch.is_grad_enabled() and any(is_tensor(each) and each.requires_grad for each in (*args[:3], *args[6:8])):
+    tensors: tuple[Any, ...] = (q, k, v, k_scale, v_scale)
+    if torch.is_grad_enabled() and any(is_tensor(each) and each.requires_grad for each in tensors):
         raise InvalidInputError(
             "paged_attention: got a tensor that requires a gradient, expected none, as keys in pages have no "
             "gradients; to fix: call it under torch.no_grad(), or fusedops.varlen_attention on the keys themselves"
