@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedops.ops.group_norm.arguments import SILU, GroupNormArgs, GroupNormGradArgs
-from fusedops_triton._jit._bias import rounded
+from fusedops_triton._jit._bias import rounded, unit
 from fusedops_triton._jit._common import read
 from fusedops_triton._jit._profiled import profiled
 from fusedops_triton.launch.launcher import Launch, cached_by_layout
@@ -142,17 +142,23 @@ def _by_channel(of_groups: Tensor, channels: int) -> Tensor:
 def _launch(kernel: object, layout: Layout, silu: bool) -> Launch:
     """Return the launch of a kernel. Each has the same grid, sizes and constexprs."""
     channels, positions = layout.tile
+    unit_n = unit(layout.channels if layout.by_channel else layout.positions)
     constants = {
-        "BY_CHANNEL": layout.by_channel, "SILU": silu, "STEPS": _STEPS, "CHANNELS": channels, "POSITIONS": positions,
+        "BY_CHANNEL": layout.by_channel, "SILU": silu, "STEPS": _STEPS, "UNIT": unit_n, "CHANNELS": channels,
+        "POSITIONS": positions,
     }  # fmt: skip
+    sizes = (
+        layout.channels // (unit_n if layout.by_channel else 1),
+        layout.positions // (1 if layout.by_channel else unit_n),
+    )
     grid = (layout.parts, ceil_div(layout.channels, channels), layout.batch)
-    return Launch(kernel, grid, (layout.channels, layout.positions), constants, 4)
+    return Launch(kernel, grid, sizes, constants, 4)
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
 # Grid of each: (parts, cdiv(channels, CHANNELS), batch). x_ptr, y_ptr, grad_ptr, dx_ptr: (batch, channels, positions).
-# Sums: (batch, channels, parts). mean_ptr, rstd_ptr, product_ptr, center_ptr: (batch, channels). weight_ptr, bias_ptr:
-# (channels,), or None.
+# Of channels and positions, those that are next to each other are passed as a multiple of UNIT. Sums: (batch, channels,
+# parts). mean_ptr, rstd_ptr, product_ptr, center_ptr: (batch, channels). weight_ptr, bias_ptr: (channels,), or None.
 
 _NOT_SPECIALIZED = ["channels", "positions"]
 
@@ -160,10 +166,11 @@ _NOT_SPECIALIZED = ["channels", "positions"]
 @profiled(do_not_specialize=_NOT_SPECIALIZED)
 def _channel_moments(
     mean_ptr, squares_ptr, x_ptr, channels, positions,
-    BY_CHANNEL: tl.constexpr, SILU: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, SILU: tl.constexpr, STEPS: tl.constexpr, UNIT: tl.constexpr, CHANNELS: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Compute the mean of a part of the positions of some channels, and the squares of the differences from it."""
+    channels, positions = sizes_of(channels, positions, BY_CHANNEL, UNIT)
     mean = tl.zeros([CHANNELS, POSITIONS], dtype=tl.float32)  # of each lane, so far
     squares = tl.zeros([CHANNELS, POSITIONS], dtype=tl.float32)
     count = tl.zeros([CHANNELS, POSITIONS], dtype=tl.float32)
@@ -184,10 +191,11 @@ def _channel_moments(
 @profiled(do_not_specialize=_NOT_SPECIALIZED)
 def _elements_forward(
     y_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channels, positions,
-    BY_CHANNEL: tl.constexpr, SILU: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, SILU: tl.constexpr, STEPS: tl.constexpr, UNIT: tl.constexpr, CHANNELS: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Compute y of a part of the positions of some channels."""
+    channels, positions = sizes_of(channels, positions, BY_CHANNEL, UNIT)
     mean, rstd, weight, bias = of_channels(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channels, CHANNELS)
     for step in range(STEPS):
         at, inside = tile_at(step, channels, positions, BY_CHANNEL, STEPS, CHANNELS, POSITIONS)
@@ -200,10 +208,11 @@ def _elements_forward(
 @profiled(do_not_specialize=_NOT_SPECIALIZED)
 def _channel_gradients(
     products_ptr, sums_ptr, grad_ptr, x_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channels, positions,
-    BY_CHANNEL: tl.constexpr, SILU: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, SILU: tl.constexpr, STEPS: tl.constexpr, UNIT: tl.constexpr, CHANNELS: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Sum grad * normal, and grad, over a part of the positions of some channels; grad is that before the silu."""
+    channels, positions = sizes_of(channels, positions, BY_CHANNEL, UNIT)
     mean, rstd, weight, bias = of_channels(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channels, CHANNELS)
     products = tl.zeros([CHANNELS, POSITIONS], dtype=tl.float32)
     sums = tl.zeros([CHANNELS, POSITIONS], dtype=tl.float32)
@@ -219,10 +228,11 @@ def _channel_gradients(
 @profiled(do_not_specialize=_NOT_SPECIALIZED)
 def _elements_backward(
     dx_ptr, grad_ptr, x_ptr, mean_ptr, rstd_ptr, product_ptr, center_ptr, weight_ptr, bias_ptr, channels, positions,
-    BY_CHANNEL: tl.constexpr, SILU: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, SILU: tl.constexpr, STEPS: tl.constexpr, UNIT: tl.constexpr, CHANNELS: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Compute dx of a part of the positions of some channels."""
+    channels, positions = sizes_of(channels, positions, BY_CHANNEL, UNIT)
     mean, rstd, weight, bias = of_channels(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channels, CHANNELS)
     product, center, _, _ = of_channels(product_ptr, center_ptr, None, None, channels, CHANNELS)
     for step in range(STEPS):
@@ -233,6 +243,16 @@ def _elements_backward(
 
 
 # ------------------------------------------------------------------------------------------------- parts of a kernel
+
+
+@triton.jit
+def sizes_of(channels, positions, BY_CHANNEL: tl.constexpr, UNIT: tl.constexpr):
+    """Return the sizes, of which one was divided by UNIT: the compiler knows its multiple so."""
+    if BY_CHANNEL:
+        channels = channels * UNIT
+    else:
+        positions = positions * UNIT
+    return channels, positions
 
 
 @triton.jit

@@ -383,6 +383,33 @@ def check_int8(case: Case, facts: dict[str, Any]) -> None:
     assert facts["loads"].keys() <= {"2", "4", "8", "16"}, facts
 
 
+# ------------------------------------------------------------------------------------------ modulated norms, group_norm
+
+
+def _of_modulated() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for at, target in enumerate(("sm_90", *OTHERS)):
+        case = {"dtype": ("bfloat16", "float32")[at % 2], "target": target}
+        rows = {**case, "shape": [2, 4096, 3072], "kind": ("layer", "rms")[at % 2]}
+        image = {**case, "shape": [2, 320, 64, 64], "by_channel": at % 2 == 1}
+        for op, launch in (("modulated", 0), ("modulated backward", 0), ("modulated backward", 1)):
+            cases[f"{op} {launch}, {target}"] = {**rows, "op": op, "launch": launch}
+        for op, launch in (
+            ("group_norm", 0),
+            ("group_norm", 1),
+            ("group_norm backward", 0),
+            ("group_norm backward", 1),
+        ):
+            cases[f"{op} {launch}, {target}"] = {**image, "op": op, "launch": launch}
+    return cases
+
+
+def check_modulated(case: Case, facts: dict[str, Any]) -> None:
+    # a program with the most registers that these kernels have, of 128 threads, is one of three of a processor or more
+    assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16, facts
+    assert facts["loads"].keys() & {"8", "16"}, facts  # of rows, or of positions
+
+
 def check_quantized(case: Case, facts: dict[str, Any]) -> None:
     assert facts["kernel"] in {kernel for kernel, packed, *_ in PRODUCTS.values() if packed == case["format"]}
     # one program on a processor or more
@@ -428,6 +455,7 @@ FAMILIES = (
     (_of_gated_norm, check_gated_norm),
     (_of_merge, check_merge),
     (_of_int8, check_int8),
+    (_of_modulated, check_modulated),
     (_of_quantized, check_quantized),
     (_of_loss, check_loss),
     (_of_rotary, check_rotary),

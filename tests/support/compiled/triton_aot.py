@@ -24,6 +24,7 @@ from conv_launches import launch_conv
 from expert_launches import launch_experts
 from linear_attention_launches import launch_linear_attention
 from log_prob_launches import launch_log_probs
+from modulated_launches import launch_group_norm, launch_modulated
 from overflows import overflows
 from quantized_launches import launch_int8, launch_quantized
 from triton.backends.compiler import GPUTarget
@@ -436,6 +437,10 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return recorded_launch(case, launch_quantized)
     if case["op"] == "int8_linear":
         return recorded_launch(case, launch_int8)
+    if case["op"].startswith("modulated"):
+        return recorded_launch(case, launch_modulated)
+    if case["op"].startswith("group_norm"):
+        return recorded_launch(case, launch_group_norm)
     if case["op"].startswith("linear_attention"):
         return recorded_launch(case, launch_linear_attention)
     if case["op"] == "sample":
