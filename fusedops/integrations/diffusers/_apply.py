@@ -47,14 +47,36 @@ _OPS = tuple(
 
 
 def apply(model: Any, *, ops: Iterable[str] | None = None) -> Applied:
-    """Replace what a model of diffusers computes by ops.
+    """Replace what a model of diffusers computes by ops: norms, adaptive norms, gated residuals, group norms with SiLU,
+    gated MLPs, rotary embeddings, attention, linear layers of a GGUF file.
+
+    Norms, MLPs and rotary functions are recognised by their results on small random numbers. What a forward writes out
+    is replaced in a copy of it, and computed as it was where an op does not take the call: under autocast or
+    torch.compile, with hooks, or with other shapes and dtypes. Parameters, names, hooks and state dicts stay as they
+    are. A second call changes nothing more.
 
     Args:
-        model: a model of diffusers, a pipeline, whose models are replaced, or any torch module.
-        ops: the names of the ops to use; None: all of them.
+        model: a model of diffusers, a pipeline, whose models are replaced but for its text encoders, or any torch
+            module.
+        ops: the names of the ops to use; None: all of them. What modulates a norm needs the op of the norm too.
 
-    >>> import diffusers
+    Returns:
+        the outcome for each class of modules and processors, and :meth:`Applied.remove`.
+
+    Raises:
+        InvalidInputError: ``model`` is neither, or ``ops`` has a name that apply does not use.
+
+    Warns:
+        FusedOpsWarning: nothing is recognised; the model is left as it was.
+
+    Source: diffusers, ``AdaLayerNormZero``, ``FeedForward`` and ``dispatch_attention_fn``.
+
+    >>> from diffusers.models.attention import FeedForward
     >>> from fusedops.integrations.diffusers import apply
+    >>> apply(FeedForward(8, activation_fn="geglu"))
+    fusedops in FeedForward: 1 geglu
+      module  op     count  left, because
+      GEGLU   geglu  1
     """
     models = _models(model)
     chosen = _chosen(ops)
