@@ -187,7 +187,7 @@ class PackedPart(Constraint):
     def follow(self, args: Arguments) -> TensorSpec | None:
         part, packed, format = (args.get(name) for name in self.names)
         absent = format not in self.formats or (part is None and self.name == "zeros")
-        if absent or packed is None or packed.dim() < 2:
+        if absent or format is None or packed is None or packed.dim() < 2:
             return None
         dtypes, shape = self._wanted(part, packed, format)
         dtype = part.dtype if part is not None and part.dtype in dtypes else dtypes[0]
