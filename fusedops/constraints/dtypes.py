@@ -91,13 +91,17 @@ class _Strided(DType):
 class Floating(_Strided):
     """A strided tensor of float16, bfloat16, float32 or float64.
 
+    Args:
+        name: the tensor argument.
+        or_codes: True where int8 and float8_e4m3fn are accepted too, numbers that another argument multiplies.
+
     >>> from fusedops.constraints import Floating
     >>> Floating("x").describe()
     'x: float16, bfloat16, float32 or float64'
     """
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, *FLOATING)
+    def __init__(self, name: str, or_codes: bool = False) -> None:
+        super().__init__(name, *FLOATING, *((torch.int8, torch.float8_e4m3fn) if or_codes else ()))
 
     def fix_of(self, tensor: Any) -> str:
         return f"convert it, as in {self.name}.float()"

@@ -143,11 +143,13 @@ class PackedPart(Constraint):
     def _accepts(self, part: Any, packed: Any, format: str) -> bool:
         if part is None:
             return self.name == "zeros"
+        if part.is_nested or part.layout is not torch.strided:
+            return False
         if packed.dim() < 2:
             return True  # another constraint refuses it
         dtypes, shape = self._wanted(part, packed, format)
         same = len(shape) == part.dim() and all(possible(a == b) for a, b in zip(part.shape, shape))
-        return part.dtype in dtypes and part.layout is torch.strided and same
+        return part.dtype in dtypes and same
 
     def _wanted(self, part: Any, packed: Any, format: str) -> tuple[tuple[torch.dtype, ...], tuple[int, ...]]:
         """Return the dtypes and the shape of the part."""
@@ -172,6 +174,9 @@ class PackedPart(Constraint):
             return [Reason(self.code, f"a {self.name} with {shown(format)}", f"no {self.name}", "leave it out")]
         if self._accepts(part, packed, format):
             return []
+        if part is not None and (part.is_nested or part.layout is not torch.strided):
+            fix = f"pass fusedops.quantization.pack(weight, {shown(format)})"
+            return [Reason(ReasonCode.LAYOUT, f"{self.name} that is not strided", "a strided tensor", fix)]
         dtypes, shape = self._wanted(part, packed, format)
         given = (
             f"{self.name} = None"

@@ -99,6 +99,7 @@ VALID: dict[str, tuple[Callable[..., Constraint], tuple[Any, ...]]] = {
     "LeadingDims": (constraints.LeadingDims, ("x", "y")),
     "Mask": (constraints.Mask, ("x",)),
     "NotLarger": (constraints.NotLarger, ("x", "y", 1)),
+    "Lengths": (constraints.Lengths, ("x", ("x", 0))),
     "LogSums": (constraints.LogSums, ("x",)),
     "Offsets": (constraints.Offsets, ("x",)),
     "OneElement": (constraints.OneElement, ("x", torch.int64)),

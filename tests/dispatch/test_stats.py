@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import OPTIONS, every_op, inputs, loss, public, registered, shapes
+from calls import OPTIONS, every_op, inputs, loss, public, registered, requiring_a_gradient, shapes
 from state import active_plans, remove_observers
 
 import fusedops
@@ -53,8 +53,7 @@ def test_every_op_is_counted_by_every_way(op: str) -> None:
     call = public(op)
     for _ in range(2):
         call(*inputs(op))
-    tensors = inputs(op)
-    loss(call(tensors[0].requires_grad_(), *tensors[1:])).backward()
+    loss(call(*requiring_a_gradient(op, inputs(op)))).backward()
     registered(op)(*inputs(op))
     assert counts() == {(op, "forward", "eager", ()): 4, (op, "backward", "eager", ()): 1}
 
@@ -340,7 +339,7 @@ def test_each_call_is_a_range_when_profiling(op: str, way: str) -> None:
     if way == "bound":
         bound = fusedops.bind(op, **dict(zip(shapes(op), tensors)), **OPTIONS[op])
         call = lambda *tensors: bound(**dict(zip(shapes(op), tensors)), **OPTIONS[op])  # noqa: E731
-    tensors[0].requires_grad_()
+    tensors = requiring_a_gradient(op, tensors)
     loss(call(*tensors)).backward()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         loss(call(*tensors)).backward()

@@ -29,7 +29,14 @@ def metadata(tmp_path_factory: pytest.TempPathFactory) -> Message:
 
 
 def test_the_extras_and_the_addresses(metadata: Message) -> None:
-    assert set(metadata.get_all("Provides-Extra", [])) == {"triton", "npu", "transformers", "megatron", "zentorch"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        "triton",
+        "npu",
+        "transformers",
+        "diffusers",
+        "megatron",
+        "zentorch",
+    }
     assert metadata["Description-Content-Type"] == "text/markdown"
     addresses = [value.partition(", ")[2] for value in metadata.get_all("Project-URL", [])]
     assert all(address.startswith("https://") for address in addresses)

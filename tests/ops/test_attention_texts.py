@@ -56,4 +56,17 @@ PACKED = torch.ones(3, 4, 8)
 pin("a bound that falls", lambda: fusedops.varlen_attention(PACKED, PACKED, PACKED, torch.tensor([0, 2, 1])), INVALID)
 pin("lse in 16 bits", lambda: fusedops.merge_attention(PACKED, PACKED[..., 0].half(), PACKED, PACKED[..., 0]), INVALID)
 
+
+def paged(used: int = 4, **options: Any) -> Callable[[], Any]:
+    """Return a call of a token with keys in two pages of a cache of three."""
+    cache, one = torch.ones(3, 2, 1, 4), torch.tensor([0, 1])
+    q = torch.ones(1, 1, 4, requires_grad=options.pop("requires_grad", False))
+    table = torch.tensor([options.pop("pages", [2, 0])])
+    return lambda: fusedops.paged_attention(q, cache, cache, one, table, torch.tensor([used]), **options)
+
+
+pin("more keys than pages", paged(5), INVALID)
+pin("a page outside of the cache", paged(pages=[0, 3]), INVALID)
+pin("keys in pages with a gradient", paged(requires_grad=True), INVALID)
+
 test_a_text, test_no_text_is_left_over = TABLE.tests()

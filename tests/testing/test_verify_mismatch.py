@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import every_op, inputs, outputs, public
+from calls import every_op, inputs, outputs, public, requiring_a_gradient
 from torch import Tensor
 from verify_cases import OP, X, softmax, wrong
 
@@ -92,8 +92,7 @@ def test_the_line_reproduces_for_every_op(op: str, direction: str, bad: Any) -> 
         return (wrong(found[0]), *found[1:]) if isinstance(found, tuple) else wrong(found)
 
     bad(*((change, None) if direction == "forward" else (None, change)), op)
-    tensors = inputs(op, dtype=torch.float32)
-    tensors[0].requires_grad_()
+    tensors = requiring_a_gradient(op, inputs(op, dtype=torch.float32))
     with (
         pytest.warns(FusedOpsWarning, match="results beyond the tolerance"),
         fusedops.verify(raise_on_mismatch=False) as report,

@@ -29,7 +29,7 @@ class Modulation(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """What is added to the rows, and its gate; ``y`` None: nothing."""
+    """A tensor that is added to the rows, and its gate; ``y`` None: nothing."""
 
     y: Tensor | None = None
     gate: Tensor | None = None

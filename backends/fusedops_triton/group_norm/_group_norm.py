@@ -104,7 +104,7 @@ def group_norm_backward(a: GroupNormGradArgs) -> tuple[Tensor | None, ...]:
         launch = _launch(_elements_backward, layout, silu)
         launch(x, dx, grad, x, mean, rstd, product, center, weight, bias)
     of_vectors = sums.sum(1)
-    return dx, *(None if each is None else of_vectors[at].to(each.dtype) for at, each in enumerate(wanted))
+    return dx, *(None if each is None else of_vectors[at].to(each.dtype, copy=True) for at, each in enumerate(wanted))
 
 
 def _laid_out(x: Tensor) -> tuple[Tensor, Layout]:

@@ -144,11 +144,11 @@ class Pages(NamedTuple):
     """The keys of sequences in pages.
 
     Attributes:
-        places: (Tk,), int64, of each key in the pages, one sequence after the other.
+        tokens: (Tk,), int64, the index of each key in the pages, one sequence after the other.
         bounds: (B + 1,), int64, of the sequences in these.
     """
 
-    places: Tensor
+    tokens: Tensor
     bounds: Tensor
 
 
@@ -167,7 +167,7 @@ def pages_of(block_table: Tensor, seqused_k: Tensor, pages: int, size: int) -> P
     >>> import torch
     >>> from fusedops.ops.attention.arguments import pages_of
     >>> pages_of(torch.tensor([[3, 1]]), torch.tensor([3]), 4, 2)
-    Pages(places=tensor([6, 7, 2]), bounds=tensor([0, 3]))
+    Pages(tokens=tensor([6, 7, 2]), bounds=tensor([0, 3]))
     """
     most = block_table.shape[1] * size
     if block_table.is_meta:

@@ -100,13 +100,14 @@ def paged_attention(
     tensor([[[2.]]])
     """
     args = (q, k, v, cu_seqlens_q, block_table, seqused_k, k_scale, v_scale, scale, causal, window, return_lse)
-    tensors: tuple[Any, ...] = (q, k, v, k_scale, v_scale)
-    if torch.is_grad_enabled() and any(is_tensor(each) and each.requires_grad for each in tensors):
+    prepared = prepare_args(args)
+    has_gradient = torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in prepared[:8])
+    if has_gradient and OP.invalid(prepared) is None:
         raise InvalidInputError(
             "paged_attention: got a tensor that requires a gradient, expected none, as keys in pages have no "
             "gradients; to fix: call it under torch.no_grad(), or fusedops.varlen_attention on the keys themselves"
         )
-    return arguments.wanted(call(OP, prepare_args(args), backend), return_lse)
+    return arguments.wanted(call(OP, prepared, backend), return_lse)
 
 
 def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -116,7 +117,7 @@ def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _of_pages(scale: Any) -> Any:
-    if not is_tensor(scale) or scale.is_nested or not 1 <= scale.dim() <= 3:
+    if not is_tensor(scale) or scale.is_nested or scale.layout is not torch.strided or not 1 <= scale.dim() <= 3:
         return scale
     sizes = scale.shape
     shape = {1: (1, 1, *sizes, 1), 2: (*sizes[:1], 1, *sizes[1:], 1), 3: (*sizes, 1)}[scale.dim()]
@@ -130,17 +131,17 @@ def dense(a: PagedAttentionArgs) -> arguments.VarlenAttentionArgs:
     """
     pages = arguments.pages_of(a.block_table, a.seqused_k, *a.k.shape[:2])
     options = (a.scale, a.causal, a.window, a.return_lse)
-    k, v = (_gathered(each, scale, pages.places, a.q) for each, scale in ((a.k, a.k_scale), (a.v, a.v_scale)))
+    k, v = (_gathered(each, scale, pages.tokens, a.q) for each, scale in ((a.k, a.k_scale), (a.v, a.v_scale)))
     return arguments.VarlenAttentionArgs(a.q.to(k.dtype), k, v, a.cu_seqlens_q, pages.bounds, *options)
 
 
-def _gathered(cache: Tensor, scale: Tensor | None, places: Tensor, q: Tensor) -> Tensor:
-    """Return the keys or values at some places of a cache: (Tk, Nk, D)."""
-    tokens = cache.flatten(0, 1)[places]
+def _gathered(cache: Tensor, scale: Tensor | None, index: Tensor, q: Tensor) -> Tensor:
+    """Return the keys or values of some tokens of a cache: (Tk, Nk, D)."""
+    tokens = cache.flatten(0, 1)[index]
     if scale is None:
         return tokens
     wide = compute_dtype(q.dtype)
-    scales = scale.expand(*cache.shape[:3], 1).flatten(0, 1)[places]
+    scales = scale.expand(*cache.shape[:3], 1).flatten(0, 1)[index]
     return tokens.to(wide) * scales.float().to(wide)
 
 
@@ -161,8 +162,8 @@ OP = Op(
     paged_attention,
     constraints=[
         Floating("q"),
-        DType("k", *_FLOATING, *CODES),
-        DType("v", *_FLOATING, *CODES),
+        Floating("k", or_codes=True),
+        Floating("v", or_codes=True),
         Rank("q", 3),
         Rank("k", 4),
         Rank("v", 4),

@@ -58,6 +58,7 @@ GROUP_NORM = Evidence(
         "activation": SILU,
     },
     large=[
+        _case("sd_vae_attention", (1, 512, 4096), 32, eps=1e-6),
         _case("sd_unet", (2, 320, 64, 64), 32, activation=SILU),
         _case("sd_vae", (1, 128, 256, 256), 32, activation=SILU),
     ],

@@ -49,7 +49,7 @@ def group_norm_gradients(a: GroupNormGradArgs) -> tuple[Tensor | None, Tensor | 
     weight, bias = (None if each is None else by_channel(each, grad, a.groups) for each in (a.weight, a.bias))
     drows, dweight, dbias = gradients(grad, rows, a.mean, a.rstd, weight, bias, 0.0, a.needs)
     return (
-        None if drows is None else drows.to(a.x.dtype).view(a.x.shape),
+        None if drows is None else drows.to(a.x.dtype).reshape(a.x.shape),
         _summed(dweight, a.weight, a.groups),
         _summed(dbias, a.bias, a.groups),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops.constraints import DType, Offsets, Rank
+from fusedops.constraints import Classes, DType, Lengths, Offsets, Rank
 from fusedops.testing import OPS
 
 
@@ -53,6 +54,8 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
     generator = torch.Generator().manual_seed(seed)
     sizes = shapes(op, batch, length)
     first, ends = next(iter(sizes.values())), ends_of_groups(op)
+    lengths = {item.name: item for item in OPS[op].constraints if isinstance(item, Lengths)}
+    classes = [item for item in OPS[op].constraints if isinstance(item, Classes)]
     columns = first[-1]
     tensors: list[Tensor] = []
     for name, shape in sizes.items():
@@ -63,8 +66,11 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
             numbers = (numbers.abs() * first[0]).clamp(max=first[0]).sort(-1).values
             if ends[name].bounds:  # every row in a group
                 numbers[0], numbers[-1] = 0, first[0]
-        elif not kind.is_floating_point:  # positions in the last dimension of the first tensor, such as classes
-            numbers = (numbers.abs() * columns) % columns
+        elif name in lengths:
+            numbers = (numbers.abs() * 3) % (prod(sizes[of][dim] for of, dim in lengths[name].sizes) + 1)
+        elif not kind.is_floating_point:  # positions in a dimension of a tensor, such as classes
+            most = next((sizes[of.of][of.dim] for of in classes if of.name == name and of.of), columns)
+            numbers = (numbers.abs() * most) % most
         tensors.append(numbers.to(kind))
     return tensors
 
@@ -72,6 +78,12 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
 def ends_of_groups(op: str) -> dict[str, Offsets]:
     """Return the constraints on the parameters that hold the ends of groups of rows of the first tensor."""
     return {item.name: item for item in OPS[op].constraints if isinstance(item, Offsets)}
+
+
+def requiring_a_gradient(op: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors, the first of which whose gradient a kernel computes requires one."""
+    at = 1 if OPS[op].passed_through == next(iter(shapes(op))) else 0
+    return [tensor.requires_grad_() if i == at else tensor for i, tensor in enumerate(tensors)]
 
 
 def has_kernels(backend: str, op: str) -> bool:
