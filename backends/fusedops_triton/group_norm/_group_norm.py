@@ -135,7 +135,8 @@ def _of_groups(moments: Tensor, counts: list[int], groups: int, eps: float) -> t
 def _by_channel(of_groups: Tensor, channels: int) -> Tensor:
     """Return numbers of groups, (..., groups), for each channel, (..., channels), contiguous."""
     groups = of_groups.shape[-1]
-    return of_groups[..., None].expand(*of_groups.shape, channels // groups).reshape(*of_groups.shape[:-1], channels)
+    of_channels = of_groups[..., None].expand(*of_groups.shape, channels // groups)
+    return of_channels.reshape(*of_groups.shape[:-1], channels).contiguous()  # of one group reshape returns a view
 
 
 @cached_by_layout
