@@ -10,7 +10,7 @@ from fusedops._contract.values import Sharding
 
 def _whole_of(given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return all dims of x but the first."""
-    return tuple(range(1, given["x"].ndim))
+    return tuple(range(1 - given["x"].ndim, 0))
 
 
 def _dims_of(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
