@@ -18,7 +18,7 @@ bit, and so does :func:`quantize` for the formats that ``gguf`` can write.
 tensor([-0.9999, -0.9684, -0.9370])
 """
 
-from fusedops.quantization._blocks import FORMATS as FORMATS
+from fusedops.quantization import _blocks
 from fusedops.quantization._blocks import INT8 as INT8
 from fusedops.quantization._blocks import LAYER_FORMATS as LAYER_FORMATS
 from fusedops.quantization._blocks import Format as Format
@@ -37,5 +37,8 @@ from fusedops.quantization._packed import Packed as Packed
 from fusedops.quantization._packed import chunks as chunks
 from fusedops.quantization._packed import pack as pack
 from fusedops.quantization._packed import unpack as unpack
+
+#: The formats by name, each with the sizes of its block.
+FORMATS = _blocks.FORMATS
 
 __all__ = ["FORMATS", "Format", "Packed", "bytes_of_row", "dequantize", "pack", "quantize", "quantize_rows", "unpack"]
