@@ -14,7 +14,17 @@ from torch import Tensor
 
 from fusedops._torch import autocasts
 
-__all__ = ["STORAGE", "Storage", "arithmetic", "compute_dtype", "is_narrow", "no_autocast", "promoted", "upcast"]
+__all__ = [
+    "CODES",
+    "STORAGE",
+    "Storage",
+    "arithmetic",
+    "compute_dtype",
+    "is_narrow",
+    "no_autocast",
+    "promoted",
+    "upcast",
+]
 
 
 class Storage(NamedTuple):
@@ -63,6 +73,8 @@ STORAGE = {
         Storage(torch.float64, torch.float64, ("fp64", "f64", "double")),
     )
 }
+#: Of codes of 8 bits in a cache, numbers that a scale multiplies.
+CODES = (torch.int8, torch.float8_e4m3fn)
 
 
 def is_narrow(dtype: torch.dtype) -> bool:

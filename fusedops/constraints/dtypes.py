@@ -13,7 +13,7 @@ from fusedops._contract.constraint import Arguments, constant, listed, plain
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
 from fusedops.constraints.tensors import TensorConstraint
-from fusedops.dtypes import STORAGE
+from fusedops.dtypes import CODES, STORAGE
 
 FLOATING = tuple(STORAGE)
 MASKS = (torch.bool, torch.uint8)
@@ -101,7 +101,7 @@ class Floating(_Strided):
     """
 
     def __init__(self, name: str, or_codes: bool = False) -> None:
-        super().__init__(name, *FLOATING, *((torch.int8, torch.float8_e4m3fn) if or_codes else ()))
+        super().__init__(name, *FLOATING, *(CODES if or_codes else ()))
 
     def fix_of(self, tensor: Any) -> str:
         return f"convert it, as in {self.name}.float()"

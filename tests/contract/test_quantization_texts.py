@@ -66,6 +66,7 @@ pin("bytes to unpack", lambda: unpack(PACKED), INVALID)  # pyright: ignore[repor
 pin("a format beside a Packed", lambda: quantized_linear(ROW, HUB, format="Q8_0"), INVALID)
 pin("a Packed of experts", lambda: quantized_linear(ROW, pack(torch.ones(2, 3, 64), "MXFP4")), INVALID)
 pin("no scales", lambda: quantized_linear(ROW, HUB.codes, format="MXFP4"), INVALID)
+pin("sparse scales", lambda: quantized_linear(ROW, HUB.codes, format="MXFP4", scales=HUB.scales.to_sparse()), INVALID)  # pyright: ignore
 pin("scales of bytes of GGUF", lambda: quantized_linear(ROW, PACKED, format="Q8_0", scales=HUB.scales), INVALID)
 pin("experts as a layer", lambda: fusedops.nn.QuantizedLinear.of_packed(pack(torch.ones(2, 3, 64), "NF4")), INVALID)
 pin("a part's name", lambda: PackedPart("codes", "packed", "format"), ValueError)

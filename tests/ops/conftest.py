@@ -21,3 +21,14 @@ def compiled_library(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip(info.why)
     with fusedops.use("cpu", fallback="silent"):
         yield
+
+
+@pytest.fixture(params=["eager", "cpu"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run a test on eager and on cpu, without a fallback; skip it without the library."""
+    name: str = request.param
+    (info,) = [info for info in fusedops.backends() if info.name == name]
+    if info.state not in ("ready", "not probed"):
+        pytest.skip(info.why)
+    with fusedops.use(name, fallback="raise"):
+        yield name

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,16 +10,6 @@ import fusedops
 from fusedops.quantization import quantize_rows
 
 TINY = 2.0**-149
-
-
-@pytest.fixture(params=["eager", "cpu"])
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    name: str = request.param
-    (info,) = [info for info in fusedops.backends() if info.name == name]
-    if info.state not in ("ready", "not probed"):
-        pytest.skip(info.why)
-    with fusedops.use(name, fallback="raise"):
-        yield name
 
 
 def integers(*shape: int) -> Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
-from packed_weights import packed_weight
-from torch import Tensor
+from packed_weights import assert_rows_stand_alone, packed_weight
 
 import fusedops
 from fusedops.ops import quantized_linear
@@ -23,16 +22,6 @@ EACH: dict[str, Callable[..., Packed]] = {
     "INT4_GROUP with zeros": partial(packed_weight, "INT4_GROUP", group=64, zeros=True),
 }
 every_weight = pytest.mark.parametrize("name", EACH)
-
-
-@pytest.fixture(params=["eager", "cpu"])
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    name: str = request.param
-    (info,) = [info for info in fusedops.backends() if info.name == name]
-    if info.state not in ("ready", "not probed"):
-        pytest.skip(info.why)
-    with fusedops.use(name, fallback="raise"):
-        yield name
 
 
 def with_odd_scales(packed: Packed) -> Packed:
@@ -77,27 +66,7 @@ def test_the_gradient_of_x_has_each_weight(name: str, backend: str) -> None:
 
 @every_weight
 def test_the_bits_of_a_row_depend_on_it_alone(name: str) -> None:
-    """On the cpu backend: other rows, their number and the threads change nothing, forward and backward."""
-    columns, outputs = 2304, 70
-    packed, bias = EACH[name](outputs, columns), torch.randn(outputs)
-    x, grad = torch.randn(200, columns).bfloat16(), torch.randn(200, outputs).bfloat16()
-
-    def both(rows: slice) -> tuple[Tensor, Tensor]:
-        part = x[rows].clone().requires_grad_()
-        y = quantized_linear(part, packed, bias, backend="cpu")
-        return y.detach(), torch.autograd.grad(y, part, grad[rows])[0]
-
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        want = both(slice(None))
-        torch.set_num_threads(3)
-        for first, count in ((0, 200), (0, 1), (7, 2), (50, 3), (31, 8), (60, 11), (70, 21), (3, 100)):
-            rows = slice(first, first + count)
-            for got, whole in zip(both(rows), want):
-                assert torch.equal(got, whole[rows]), rows
-    finally:
-        torch.set_num_threads(threads)
+    assert_rows_stand_alone(EACH[name](70, 2304), torch.bfloat16)
 
 
 @every_weight

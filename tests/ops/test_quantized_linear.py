@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from packed_weights import odd_scales, packed_rows
+from packed_weights import assert_rows_stand_alone, odd_scales, packed_rows, packed_weight
 
-import fusedops
 from fusedops.ops import quantized_linear
 from fusedops.quantization import FORMATS, dequantize
 
 every_format = pytest.mark.parametrize("format", FORMATS)
-
-
-@pytest.fixture(params=["eager", "cpu"])
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    name: str = request.param
-    (info,) = [info for info in fusedops.backends() if info.name == name]
-    if info.state not in ("ready", "not probed"):
-        pytest.skip(info.why)
-    with fusedops.use(name, fallback="raise"):
-        yield name
 
 
 @every_format
@@ -55,27 +42,7 @@ def test_nan_in_a_row_of_x_reaches_no_other_row(format: str, backend: str) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @every_format
 def test_the_bits_of_a_row_depend_on_it_alone(format: str, dtype: torch.dtype) -> None:
-    """On the cpu backend: other rows, their number and the threads change nothing, forward and backward."""
-    columns, outputs = 2304, 70
-    packed, bias = packed_rows(format, outputs, columns), torch.randn(outputs)
-    x, grad = torch.randn(200, columns).to(dtype), torch.randn(200, outputs).to(dtype)
-
-    def both(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        part = x[rows].clone().requires_grad_()
-        y = quantized_linear(part, packed, bias, format=format, backend="cpu")
-        return y.detach(), torch.autograd.grad(y, part, grad[rows])[0]
-
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        want = both(slice(None))
-        torch.set_num_threads(3)
-        for first, count in ((0, 200), (0, 1), (7, 2), (50, 3), (31, 8), (60, 11), (70, 21), (3, 100)):
-            rows = slice(first, first + count)
-            for got, whole in zip(both(rows), want):
-                assert torch.equal(got, whole[rows]), rows
-    finally:
-        torch.set_num_threads(threads)
+    assert_rows_stand_alone(packed_weight(format, 70, 2304), dtype)
 
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_K"])

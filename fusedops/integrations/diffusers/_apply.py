@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from torch.nn import GroupNorm, Module, SiLU
 
-from fusedops import ops as fused
 from fusedops._report.suggestion import unknown_name
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
@@ -39,11 +38,7 @@ _IN_FORWARDS = (
     "gated_add_modulated_norm",
     "group_norm",
 )
-_OPS = tuple(
-    name
-    for name in ("rms_norm", "layer_norm", "swiglu", "geglu", "bias_gelu", "quantized_linear", *_IN_FORWARDS, "linear")
-    if name in fused.OPS
-)
+_OPS = ("rms_norm", "layer_norm", "swiglu", "geglu", "bias_gelu", "quantized_linear", *_IN_FORWARDS, "linear")
 
 
 def apply(model: Any, *, ops: Iterable[str] | None = None) -> Applied:

@@ -33,12 +33,11 @@ from fusedops.constraints import (
     When,
     Window,
 )
-from fusedops.dtypes import STORAGE, compute_dtype, no_autocast
+from fusedops.dtypes import CODES, STORAGE, compute_dtype, no_autocast
 from fusedops.errors import InvalidInputError
 from fusedops.ops.attention import arguments, varlen_attention
 from fusedops.ops.attention.arguments import PagedAttentionArgs
 
-CODES = (torch.int8, torch.float8_e4m3fn)
 _FLOATING = tuple(STORAGE)
 
 

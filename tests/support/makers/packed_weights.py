@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from fusedops.ops import quantized_linear
 from fusedops.quantization import FORMATS, SCALED, Packed, bytes_of_row
 from fusedops.testing import random_packed, random_part
 
@@ -44,3 +45,27 @@ def packed_weight(
     divisor = torch.tensor(1.7) if data.global_scale else None
     of_zeros = random_part("zeros", shape, torch.uint8, format, generator) if zeros else None
     return Packed(format, codes, scales, divisor, of_zeros, shape=(rows, columns))
+
+
+def assert_rows_stand_alone(packed: Packed, dtype: torch.dtype) -> None:
+    """On the cpu backend: other rows, their number and the threads change nothing, forward and backward."""
+    outputs, columns = packed.shape
+    bias = torch.randn(outputs)
+    x, grad = torch.randn(200, columns).to(dtype), torch.randn(200, outputs).to(dtype)
+
+    def both(rows: slice) -> tuple[Tensor, Tensor]:
+        part = x[rows].clone().requires_grad_()
+        y = quantized_linear(part, packed, bias, backend="cpu")
+        return y.detach(), torch.autograd.grad(y, part, grad[rows])[0]
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        want = both(slice(None))
+        torch.set_num_threads(3)
+        for first, count in ((0, 200), (0, 1), (7, 2), (50, 3), (31, 8), (60, 11), (70, 21), (3, 100)):
+            rows = slice(first, first + count)
+            for got, whole in zip(both(rows), want):
+                assert torch.equal(got, whole[rows]), rows
+    finally:
+        torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-// Codes of 8 bits as float32 lanes: int8, and float8 of 4 bits of exponent and 3 of fraction (float8_e4m3fn).
+// Codes of 8 bits as lanes: bytes, int8, and float8 of 4 bits of exponent and 3 of fraction (float8_e4m3fn).
 #pragma once
 
 #include <limits>
@@ -12,17 +12,40 @@ struct float8 {
   uint8_t bits;
 };
 
-INLINE vuint load_codes(const void* p) {
+// LANES bytes, without and with a sign.
+INLINE vint load_bytes(const uint8_t* p) {
   vbyte b;
   memcpy(&b, p, sizeof b);
-  return (vuint)widen_8(b);
+  return widen_8(b);
 }
-INLINE vfloat load(const int8_t* p) { return __builtin_convertvector((vint)(load_codes(p) << 24) >> 24, vfloat); }
-// The bits as those of a float16 with the sign: 2^-8 of the number, exactly, but for NaN, which has all bits set.
+INLINE vint load_signed(const uint8_t* p) {
+#if VECTOR_BYTES == 64
+  return (vint)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif VECTOR_BYTES == 32
+  return (vint)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+  return (load_bytes(p) ^ 128) - 128;
+#endif
+}
+
+// 2**-8 of the numbers of LANES codes of e4m3, exactly: their bits as those of a float16. Not of NaN.
+INLINE vfloat small_e4m3(const uint8_t* p) {
+#if VECTOR_BYTES == 64
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+  return (vfloat)_mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(short(0xbfff))));
+#elif VECTOR_BYTES == 32
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
+  return (vfloat)_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(short(0xbfff))));
+#else
+  return widen(narrow_16(bits_as<vuint>(load_signed(p) << 7 & 0xbfff)), float16{});
+#endif
+}
+
+INLINE vfloat load(const int8_t* p) { return __builtin_convertvector(load_signed((const uint8_t*)p), vfloat); }
 INLINE vfloat load(const float8* p) {
-  const vuint bits = load_codes(p);
-  const vfloat value = widen(narrow_16((bits & 0x80) << 8 | (bits & 0x7f) << 7), float16{}) * 256.0f;
-  return (bits & 0x7f) == 0x7f ? all(std::numeric_limits<float>::quiet_NaN()) : value;
+  const auto* codes = (const uint8_t*)p;
+  const vint is_nan = (load_bytes(codes) & 0x7f) == 0x7f;
+  return is_nan ? all(std::numeric_limits<float>::quiet_NaN()) : small_e4m3(codes) * 256.0f;
 }
 INLINE vfloat load(const int8_t* p, Full) { return load(p); }
 INLINE vfloat load(const float8* p, Full) { return load(p); }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "api.h"
+#include "simd/codes.h"
 #include "simd/vector.h"
 
 namespace fusedops {
@@ -16,22 +17,6 @@ namespace {
 enum class Order { PLAIN, PAIRS, SWAPPED_PAIRS, EIGHTS };
 
 INLINE vfloat to_floats(vint v) { return __builtin_convertvector(v, vfloat); }
-
-// LANES bytes, without and with a sign.
-INLINE vint load_bytes(const uint8_t* p) {
-  vbyte b;
-  memcpy(&b, p, sizeof b);
-  return widen_8(b);
-}
-INLINE vint load_signed(const uint8_t* p) {
-#if VECTOR_BYTES == 64
-  return (vint)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
-#elif VECTOR_BYTES == 32
-  return (vint)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
-#else
-  return (load_bytes(p) ^ 128) - 128;
-#endif
-}
 
 // The float16 number at p; the low lane of a vector, which has the conversion of every instruction set.
 INLINE float half_at(const uint8_t* p) {

@@ -228,7 +228,7 @@ struct Nf4Codes {
   };
 };
 
-// Codes of e4m3. A byte is moved to a float16 number, 2**-8 of its own. A NaN makes the chunk NaN: a sum with it is.
+// Codes of e4m3. A NaN makes the chunk NaN: a sum with it is.
 struct Fp8Codes {
   static constexpr int BYTES = 32, PER = 32;
   static constexpr Order ORDER = Order::PLAIN;
@@ -254,20 +254,7 @@ struct Fp8Codes {
     float d;
     INLINE Chunk(const uint8_t* codes, const float* scales, float = 0)
         : codes(codes), d(has_nan(codes) ? bits_as<float>(uint32_t(0x7fc00000)) : *scales) {}
-    INLINE vfloat at(int i) const {
-#if VECTOR_BYTES == 64
-      const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(codes + i)));
-      const __m256i bits = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(short(0xbfff)));
-      return (vfloat)_mm512_cvtph_ps(bits) * 256.0f * d;
-#elif VECTOR_BYTES == 32
-      const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)(codes + i)));
-      const __m128i bits = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(short(0xbfff)));
-      return (vfloat)_mm256_cvtph_ps(bits) * 256.0f * d;
-#else
-      const vint wide = load_signed(codes + i) << 7 & 0xbfff;
-      return widen(narrow_16(bits_as<vuint>(wide)), float16{}) * 256.0f * d;
-#endif
-    }
+    INLINE vfloat at(int i) const { return small_e4m3(codes + i) * 256.0f * d; }
   };
 };
 
