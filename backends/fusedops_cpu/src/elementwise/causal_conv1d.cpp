@@ -11,7 +11,7 @@ constexpr int64_t HEAD = LANES < 8 ? 8 : LANES;  // positions whose taps may lie
 
 // The branches on silu and on stores past the caches take nothing beside the arithmetic, and versions of the loops
 // without them take three quarters of the library's part.
-INLINE vfloat activated(vfloat z, bool silu) { return silu ? gate_function(false)(z).act : z; }
+INLINE vfloat activated(vfloat z, bool silu) { return silu ? silu_of(z) : z; }
 
 template <class T, int WIDTH>
 struct Forward {

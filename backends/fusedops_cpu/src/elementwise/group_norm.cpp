@@ -1,6 +1,6 @@
 // y = act((x - mean) * rstd * weight + bias), mean and rstd of each group of channels of a sample, and the gradients.
-// All loops are of float32: other dtypes are converted in chunks that stay in the L1 cache. Sums are added chunk by
-// chunk, or part by part of the positions, in an order that depends on the sizes alone.
+// Backward is of float32: other dtypes are converted in chunks that stay in the L1 cache. Sums are added chunk by chunk,
+// or part by part of the positions, in an order that depends on the sizes alone.
 #include <cmath>
 
 #include "api.h"
@@ -42,7 +42,8 @@ struct Moments {
   }
 };
 
-NOINLINE Moments moments_of(const float* x, int64_t n) {
+template <class T>
+NOINLINE Moments moments_of(const T* x, int64_t n) {
   const float mean =
       sum_of(sums_of_row<vfloat>(n, [=](int64_t i, auto lanes) { return load(x + i, lanes); })) / float(n);
   const float squares = sum_of(sums_of_row<vfloat>(n, [=](int64_t i, auto lanes) {
@@ -51,6 +52,34 @@ NOINLINE Moments moments_of(const float* x, int64_t n) {
     return v * v;
   }));
   return {float(n), mean, squares};
+}
+
+// The means, and the sums of squares about them, of MANY vectors of channels of `count` positions of n channels.
+template <int MANY, class T, class Lanes>
+INLINE void moments_of_vectors(const T* x, int64_t n, int64_t count, float* means, float* squares, Lanes lanes) {
+  vfloat mean[MANY] = {}, square[MANY] = {};
+  for (int64_t p = 0; p < count; p++)
+    for (int i = 0; i < MANY; i++) mean[i] += load(x + p * n + i * LANES, lanes);
+  for (int i = 0; i < MANY; i++) mean[i] /= all(float(count));
+  for (int64_t p = 0; p < count; p++)
+    for (int i = 0; i < MANY; i++) {
+      const vfloat apart = load(x + p * n + i * LANES, lanes) - mean[i];
+      square[i] += apart * apart;
+    }
+  for (int i = 0; i < MANY; i++) {
+    store(means + i * LANES, mean[i], lanes);
+    store(squares + i * LANES, square[i], lanes);
+  }
+}
+template <class T>
+NOINLINE void moments_of_channels(const T* x, int64_t n, int64_t count, float* means, float* squares) {
+  constexpr int MANY = 4;  // each addition waits for the one before
+  int64_t c = 0;
+  for (; c + MANY * LANES <= n; c += MANY * LANES)
+    moments_of_vectors<MANY>(x + c, n, count, means + c, squares + c, Full{});
+  each(n - c, [=](int64_t i, auto lanes) {
+    moments_of_vectors<1>(x + c + i, n, count, means + c + i, squares + c + i, lanes);
+  });
 }
 
 template <class V>
@@ -90,12 +119,12 @@ INLINE Pair2 through(vfloat grad, vfloat x, const C& c) {
   return {normal, grad};
 }
 
-template <bool SILU, class Channels>
-NOINLINE void forward_stretch(const float* x, float* y, int64_t n, Channels channels) {
+template <bool SILU, class T, class Channels>
+NOINLINE void forward_stretch(const T* x, T* y, int64_t n, Channels channels) {
   each(n, [=](int64_t i, auto lanes) {
     const auto c = channels.at(i, lanes);
     vfloat z = (load(x + i, lanes) - c.mean) * c.rstd * c.weight + c.bias;
-    if constexpr (SILU) z = gate_function(false)(z).act;
+    if constexpr (SILU) z = silu_of(z);
     store(y + i, z, lanes);
   });
 }
@@ -154,16 +183,22 @@ struct Call {
 
   // Parts of the positions of a sample, where channels are next to each other.
   int64_t parts() const {
-    return std::max<int64_t>(1, std::min<int64_t>(256, positions / std::max<int64_t>(1, BLOCK / 4 / n)));
+    return std::max<int64_t>(1, std::min<int64_t>(256, positions / std::max<int64_t>(1, BLOCK / 2 / n)));
+  }
+  // The positions of part `block % parts()` of sample `block / parts()`, counted over all samples.
+  std::pair<int64_t, int64_t> positions_of(int64_t block) const {
+    const int64_t sample = block / parts() * positions, part = block % parts();
+    return {sample + positions * part / parts(), sample + positions * (part + 1) / parts()};
   }
   // Positions of a chunk there, and floats of a buffer for one.
   int64_t at_once() const { return std::max<int64_t>(1, CHUNK / n); }
   int64_t buffer() const { return std::max(CHUNK, n); }
 
-  // Calls f(first position, count, buffers) for the chunks of one part; a chunk is whole positions.
+  // Calls f(first position, count) for the chunks of one part; a chunk is whole positions.
   template <class F>
-  void each_chunk(int64_t part, F f) const {
-    const int64_t first = positions * part / parts(), last = positions * (part + 1) / parts(), most = at_once();
+  void each_chunk(int64_t block, F f) const {
+    const auto [first, last] = positions_of(block);
+    const int64_t most = at_once();
     for (int64_t p = first; p < last; p += most) f(p, std::min(most, last - p));
   }
 
@@ -180,73 +215,61 @@ struct Call {
   }
 };
 
-// The moments of each group of some positions, by two passes; totals, means: `channels` floats.
-NOINLINE void add_moments(const Call& call, const float* x, int64_t count, float* totals, float* means,
-                          Moments* moments) {
-  const int64_t n = call.n;
-  const float of_all = float(count * call.of_group);
-  const auto of_group = [&](int64_t g) {
-    float sum = 0;
-    for (int64_t c = g * call.of_group; c < (g + 1) * call.of_group; c++) sum += totals[c];
-    return sum;
-  };
-  std::fill(totals, totals + n, 0.0f);
-  for (int64_t p = 0; p < count; p++)
-    each(n, [=, from = x + p * n](int64_t c, auto lanes) {
-      store(totals + c, load(totals + c, lanes) + load(from + c, lanes), lanes);
-    });
-  for (int64_t g = 0; g < call.groups; g++) call.fill(means, g, of_group(g) / of_all);
-  std::fill(totals, totals + n, 0.0f);
-  for (int64_t p = 0; p < count; p++)
-    each(n, [=, from = x + p * n](int64_t c, auto lanes) {
-      const vfloat apart = load(from + c, lanes) - load(means + c, lanes);
-      store(totals + c, load(totals + c, lanes) + apart * apart, lanes);
-    });
-  for (int64_t g = 0; g < call.groups; g++) moments[g].add({of_all, means[g * call.of_group], of_group(g)});
+// The moments of each group, from those of its channels.
+void moments_of_groups(const Call& call, int64_t count, const float* means, const float* squares, Moments* moments) {
+  for (int64_t g = 0; g < call.groups; g++) {
+    float mean = 0, square = 0;
+    const int64_t first = g * call.of_group, last = first + call.of_group;
+    for (int64_t c = first; c < last; c++) mean += means[c];
+    mean /= float(call.of_group);
+    for (int64_t c = first; c < last; c++)
+      square += squares[c] + (means[c] - mean) * (means[c] - mean) * float(count);
+    moments[g] = {float(count * call.of_group), mean, square};
+  }
 }
 
 template <bool SILU>
 Status forward(const GroupNormForward& given, const Call& call) {
-  const Numbers x = numbers(given.x, call.sizes.dtype), y = numbers(given.y, call.sizes.dtype);
-  const int64_t n = call.n, groups = call.groups, parts = call.parts(), buffer = call.buffer();
+  const int64_t dtype = call.sizes.dtype, n = call.n, groups = call.groups, parts = call.parts();
+  // calls f(numbers of x, numbers of y) of their dtype, from a place on
+  const auto with_numbers = [&](int64_t at, auto f) {
+    return with_dtype(dtype, [&](auto element) {
+      using T = decltype(element);
+      return f((const T*)given.x + at, (T*)given.y + at);
+    });
+  };
   const float eps = to_float(given.eps);
   const auto rstd_of = [&](Moments all) { return 1.0f / std::sqrt(all.squares / float(call.row) + eps); };
   const bool by_channel = call.sizes.by_channel;
   const int64_t blocks = by_channel ? call.samples * parts : call.samples * groups, workers = workers_for(blocks);
-  const Scratch scratch(workers, 2 * buffer + 2 * n);
-  if (scratch.failed()) return OUT_OF_MEMORY;
   if (!by_channel) {
-    run_blocks(blocks, workers, [&](int64_t at, int64_t worker) {
-      float *in = scratch.of(worker), *out = in + buffer;
+    run_blocks(blocks, workers, [&](int64_t at, int64_t) {
       Moments all;
       for (int64_t i = 0; i < call.row; i += CHUNK) {
         const int64_t count = std::min(CHUNK, call.row - i);
-        all.add(moments_of(x.read(at * call.row + i, count, in), count));
+        all.add(with_numbers(at * call.row + i, [=](auto* x, auto*) { return moments_of(x, count); }));
       }
       const float rstd = rstd_of(all);
       const int64_t first = at % groups * call.of_group;
       call.each_stretch(at, [&](int64_t c, int64_t i, int64_t count) {
         const OneChannel channel{{all.mean, rstd, call.weight[first + c], call.bias[first + c], 0, 0}};
-        float* to = y.place(i, out);
-        forward_stretch<SILU>(x.read(i, count, in), to, count, channel);
-        y.finish(i, count, to);
+        with_numbers(i, [=](auto* x, auto* y) { forward_stretch<SILU>(x, y, count, channel); });
       });
       if (given.means) given.means[at] = all.mean;
       if (given.rstds) given.rstds[at] = rstd;
     });
     return OK;
   }
+  const Scratch scratch(workers, 2 * n);
+  if (scratch.failed()) return OUT_OF_MEMORY;
   const Buffer<Moments> moments(blocks * groups);
   const FloatBuffer rows(call.samples * 6 * n);
   if (!moments.data() || !rows.data()) return OUT_OF_MEMORY;
   run_blocks(blocks, workers, [&](int64_t block, int64_t worker) {
-    float* in = scratch.of(worker);
-    Moments* mine = moments.data() + block * groups;
-    std::fill(mine, mine + groups, Moments{});
-    call.each_chunk(block % parts, [&](int64_t p, int64_t count) {
-      const float* from = x.read((block / parts * call.positions + p) * n, count * n, in);
-      add_moments(call, from, count, in + 2 * buffer, in + 2 * buffer + n, mine);
-    });
+    float *means = scratch.of(worker), *squares = means + n;
+    const auto [first, last] = call.positions_of(block);
+    with_numbers(first * n, [=](auto* x, auto*) { moments_of_channels(x, n, last - first, means, squares); });
+    moments_of_groups(call, last - first, means, squares, moments.data() + block * groups);
   });
   for (int64_t sample = 0; sample < call.samples; sample++) {
     float* mine = rows.data() + sample * 6 * n;
@@ -263,15 +286,11 @@ Status forward(const GroupNormForward& given, const Call& call) {
       if (given.rstds) given.rstds[sample * groups + g] = rstd;
     }
   }
-  run_blocks(blocks, workers, [&](int64_t block, int64_t worker) {
-    float *in = scratch.of(worker), *out = in + buffer;
+  run_blocks(blocks, workers, [&](int64_t block, int64_t) {
     const AllChannels channels{rows.data() + block / parts * 6 * n, n};
-    call.each_chunk(block % parts, [&](int64_t p, int64_t count) {
-      const int64_t at = (block / parts * call.positions + p) * n;
-      const float* from = x.read(at, count * n, in);
-      float* to = y.place(at, out);
-      for (int64_t i = 0; i < count * n; i += n) forward_stretch<SILU>(from + i, to + i, n, channels);
-      y.finish(at, count * n, to);
+    const auto [first, last] = call.positions_of(block);
+    with_numbers(first * n, [=](auto* x, auto* y) {
+      for (int64_t i = 0; i < (last - first) * n; i += n) forward_stretch<SILU>(x + i, y + i, n, channels);
     });
   });
   return OK;
@@ -334,8 +353,8 @@ Status backward(const GroupNormBackward& given, const Call& call) {
     }
     const auto each_position = [&](int64_t block, int64_t worker, auto f) {  // f(grad, x, dx): rows of channels
       float *of_x = scratch.of(worker), *of_grad = of_x + buffer, *out = of_grad + buffer;
-      call.each_chunk(block % parts, [&](int64_t p, int64_t count) {
-        const int64_t at = (block / parts * call.positions + p) * n;
+      call.each_chunk(block, [&](int64_t p, int64_t count) {
+        const int64_t at = p * n;
         const float *from = x.read(at, count * n, of_x), *d = grad.read(at, count * n, of_grad);
         float* to = given.dx ? dx.place(at, out) : out;
         if (!f(d, from, to, count)) return;

@@ -22,6 +22,12 @@ INLINE V tanh_of(V u) {
 
 // ---- silu and sigmoid ----
 
+// g * sigmoid(g), the act of GateFunction for silu, bit for bit.
+INLINE vfloat silu_of(vfloat g) {
+  const vfloat w = g * -LOG2_E, e = exp2_within(at_most(126.0f, at_least(-127.0f, w)));
+  return zero_above(126.0f, w, g * reciprocal(e + 1.0f));
+}
+
 // act(g) and its derivative: with s = sigmoid(g), f * s and s * (base + f * (1 - s)), where f is g and base 1 for silu,
 // and f is 1 and base 0 for sigmoid.
 struct GateFunction {

@@ -65,39 +65,59 @@ INLINE float scale_at(const PackedWeight& weight, int64_t index) {
 
 constexpr int64_t PART = 1024;  // columns whose scales are read at once
 
-// Some scales that follow each other.
-NOINLINE void scales_at(const PackedWeight& weight, int64_t index, int64_t count, float* scales) {
+// Some scales that follow each other, through a function.
+template <class F>
+INLINE void scales_at(const PackedWeight& weight, int64_t index, int64_t count, float* scales, F scaled) {
   const int64_t dtype = weight.scale_dtype;
-  if (dtype != E8M0 && dtype != E4M3) {
-    const uint8_t* from = (const uint8_t*)weight.scales + index * (dtype == FLOAT32 ? 4 : 2);
-    return load_as(dtype, from, scales, count);
-  }
+  if (dtype != E8M0 && dtype != E4M3)
+    return with_dtype(dtype, [=](auto element) {
+      auto* from = (const decltype(element)*)weight.scales + index;
+      each(count, [=](int64_t i, auto lanes) { store(scales + i, scaled(load(from + i, lanes)), lanes); });
+    });
   const uint8_t* from = (const uint8_t*)weight.scales + index;
-  int64_t i = 0;
-  for (; i + LANES <= count; i += LANES) {
+  const auto some = [=](int64_t i) {
     const vint code = load_bytes(from + i);
     if (dtype == E8M0) {
       const vint bits = code == 0 ? vint{} + 0x00400000 : code == 255 ? vint{} + 0x7fc00000 : code << 23;
-      store(scales + i, bits_as<vfloat>(bits));
-    } else {
-      const vint half = (code << 7 & 0x3f80) | (code << 8 & 0x8000);
-      const vfloat number = widen(narrow_16(bits_as<vuint>(half)), float16{}) * 256.0f;
-      store(scales + i, (code & 0x7f) == 0x7f ? all(bits_as<float>(uint32_t(0x7fc00000))) : number);
+      return store(scales + i, scaled(bits_as<vfloat>(bits)));
     }
-  }
-  for (; i < count; i++) scales[i] = scale_at(weight, index + i);
+    const vint half = (code << 7 & 0x3f80) | (code << 8 & 0x8000);
+    const vfloat number = widen(narrow_16(bits_as<vuint>(half)), float16{}) * 256.0f;
+    store(scales + i, scaled((code & 0x7f) == 0x7f ? all(bits_as<float>(uint32_t(0x7fc00000))) : number));
+  };
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) some(i);
+  if (i == count) return;
+  if (count >= LANES) return some(count - LANES);
+  for (; i < count; i++) scales[i] = scaled(all(scale_at(weight, index + i)))[0];
 }
 
-// Writes number_of(0), number_of(1), ... of the groups of [first, first + count), each for its parts of PER columns; up
-// to LANES numbers more are written.
-template <int PER, class F>
-INLINE void each_group(int64_t group, int64_t left, int64_t count, float* to, F number_of) {
-  for (int64_t at = 0, number = 0; at < count; number++, left = group) {
+// Writes the numbers of the groups of [first, first + count), each for its parts of PER columns, of which `left` columns
+// are of the first; up to LANES numbers more are written.
+template <int PER, class T>
+INLINE void each_group(const T* numbers, int64_t group, int64_t left, int64_t count, float* to) {
+  for (int64_t at = 0; at < count; numbers++, left = group) {
     const int64_t n = std::min(left, count - at) / PER;
-    const vfloat value = all(number_of(number));
+    const vfloat value = all(float(*numbers));
     for (int64_t i = 0; i < n; i += LANES) store(to + i, value);
     to += n, at += n * PER;
   }
+}
+
+#if VECTOR_BYTES >= 32
+// The same from a vector that has all of the numbers, for groups of 2**n parts, or one group.
+template <int PER>
+INLINE void each_group(vfloat numbers, int64_t group, int64_t left, int64_t count, float* to) {
+  const int bits = left >= count ? 31 : __builtin_ctzll(group / PER);
+  const vint first = lane_numbers() + int(left >= count ? 0 : (group - left) / PER);
+  for (int64_t i = 0; i < count / PER; i += LANES)
+    store(to + i, bits_as<vfloat>(selected(bits_as<vuint>(numbers), bits_as<vuint>((first + int(i)) >> bits))));
+}
+#endif
+
+// The line of the scales of a row.
+INLINE int64_t line_of(const PackedWeight& weight, int64_t row) {
+  return weight.scale_rows <= 1 ? row * weight.scale_rows : row / weight.scale_rows;
 }
 
 // The scales, each of PER columns, of [first, first + count) of a row, times `factor`; and the codes of 0. A row of
@@ -106,23 +126,33 @@ template <int PER>
 NOINLINE void scales_of_row(const PackedWeight& weight, int64_t row, int64_t first, int64_t count, float factor,
                             float* scales, float* zeros) {
   const int64_t group = weight.group, number = group >= count && first < group ? 0 : first / group;
-  const int64_t line = weight.scale_rows <= 1 ? row * weight.scale_rows : row / weight.scale_rows;
-  const int64_t begin = line * weight.groups + number, left = (number + 1) * group - first;
+  const int64_t begin = line_of(weight, row) * weight.groups + number, left = (number + 1) * group - first;
+  const int64_t groups = left >= count ? 1 : 1 + divide_up(count - left, group);
   const float divisor = weight.global_scale ? *weight.global_scale : 1.0f;
-  if (group == PER) {
-    scales_at(weight, begin, count / PER, scales);
-    if (factor != 1 || divisor != 1)
-      each(count / PER,
-           [=](int64_t i, auto lanes) { store(scales + i, load(scales + i, lanes) / divisor * factor, lanes); });
+  const auto scaled = [=](vfloat v) {
+    if (divisor != 1) v /= all(divisor);
+    return factor == 1 ? v : v * factor;
+  };
+  const bool of_numbers = weight.scale_dtype != E8M0 && weight.scale_dtype != E4M3;
+  const int64_t parts = group / PER;
+  if (VECTOR_BYTES >= 32 && of_numbers && groups <= LANES && (groups == 1 || (parts & (parts - 1)) == 0)) {
+#if VECTOR_BYTES >= 32
+    const vfloat numbers = with_dtype(weight.scale_dtype, [&](auto element) {
+      return load((const decltype(element)*)weight.scales + begin, Part{int(groups)});
+    });
+    each_group<PER>(scaled(numbers), group, left, count, scales);
+#endif
   } else {
-    each_group<PER>(group, left, count, scales,
-                    [&](int64_t i) { return scale_at(weight, begin + i) / divisor * factor; });
+    float buffer[PART / PER + LANES];
+    float* numbers = group == PER ? scales : buffer;
+    scales_at(weight, begin, groups, numbers, scaled);
+    if (group != PER) each_group<PER>(numbers, group, left, count, scales);
   }
   if (!zeros) return;
   if (weight.zeros) {
-    each_group<PER>(group, left, count, zeros, [&](int64_t i) { return float(weight.zeros[begin + i]); });
+    each_group<PER>(weight.zeros + begin, group, left, count, zeros);
   } else {
-    std::fill(zeros, zeros + count / PER, 8.0f);
+    for (int64_t i = 0; i < count / PER; i += LANES) store(zeros + i, all(8.0f));
   }
 }
 
@@ -228,17 +258,13 @@ struct Nf4Codes {
   };
 };
 
-// Codes of e4m3. A NaN makes the chunk NaN: a sum with it is.
+// Codes of e4m3, read as 2**-8 of their numbers.
 struct Fp8Codes {
   static constexpr int BYTES = 32, PER = 32;
   static constexpr Order ORDER = Order::PLAIN;
   static constexpr bool HAS_ZEROS = false, HAS_NAN = true;
-  static constexpr float FACTOR = 1;
+  static constexpr float FACTOR = 256;
   INLINE static bool has_nan(const uint8_t* codes) {
-#if VECTOR_BYTES >= 32
-    const __m256i bytes = _mm256_loadu_si256((const __m256i*)codes), sign = _mm256_set1_epi8(char(0x80));
-    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_or_si256(bytes, sign), _mm256_set1_epi8(-1)));
-#else
     uint64_t found = 0;
     for (int i = 0; i < 4; i++) {
       uint64_t bytes;
@@ -247,14 +273,44 @@ struct Fp8Codes {
       found |= (zero - 0x0101010101010101) & ~zero & 0x8080808080808080;
     }
     return found;
+  }
+  // Makes the scale of each 32 codes with a NaN NaN: a sum with it is.
+  NOINLINE static void mark_nan(const uint8_t* codes, int64_t count, float* scales) {
+#if VECTOR_BYTES == 64
+    const __m512i sign = _mm512_set1_epi8(char(0x80));
+    __m512i most = sign;
+    for (int64_t i = 0; i < count / 2; i++)
+      most = _mm512_max_epu8(most, _mm512_or_si512(_mm512_loadu_si512(codes + 64 * i), sign));
+    const __m256i last = _mm256_loadu_si256((const __m256i*)codes + (count - 1));
+    most = _mm512_max_epu8(most, _mm512_or_si512(_mm512_zextsi256_si512(last), sign));
+    if (!_mm512_cmpeq_epi8_mask(most, _mm512_set1_epi8(-1))) return;
+#elif VECTOR_BYTES == 32
+    const __m256i sign = _mm256_set1_epi8(char(0x80));
+    __m256i most = sign;
+    for (int64_t i = 0; i < count; i++)
+      most = _mm256_max_epu8(most, _mm256_or_si256(_mm256_loadu_si256((const __m256i*)codes + i), sign));
+    if (!_mm256_movemask_epi8(_mm256_cmpeq_epi8(most, _mm256_set1_epi8(-1)))) return;
 #endif
+    for (int64_t i = 0; i < count; i++)
+      if (has_nan(codes + 32 * i)) scales[i] = bits_as<float>(uint32_t(0x7fc00000));
   }
   struct Chunk {
-    const uint8_t* codes;
     float d;
-    INLINE Chunk(const uint8_t* codes, const float* scales, float = 0)
-        : codes(codes), d(has_nan(codes) ? bits_as<float>(uint32_t(0x7fc00000)) : *scales) {}
-    INLINE vfloat at(int i) const { return small_e4m3(codes + i) * 256.0f * d; }
+#if VECTOR_BYTES == 64
+    __m512i halves;
+    INLINE Chunk(const uint8_t* codes, const float* scales, float = 0) : d(*scales) {
+      const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)codes));
+      halves = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(short(0xbfff)));
+    }
+    INLINE vfloat at(int i) const {
+      const __m256i half = i ? _mm512_extracti64x4_epi64(halves, 1) : _mm512_castsi512_si256(halves);
+      return (vfloat)_mm512_cvtph_ps(half) * d;
+    }
+#else
+    const uint8_t* codes;
+    INLINE Chunk(const uint8_t* codes, const float* scales, float = 0) : d(*scales), codes(codes) {}
+    INLINE vfloat at(int i) const { return small_e4m3(codes + i) * d; }
+#endif
   };
 };
 
@@ -286,9 +342,17 @@ struct Scaled : Codes {
           from_(weight.codes + row * weight.row_bytes + first / 32 * Codes::BYTES),
           scales_(memory->scales[0]),
           zeros_(memory->zeros[0]) {
-      for (int n = 0; n < N; n++)
-        scales_of_row<Codes::PER>(weight, row + n * step, first, count, Codes::FACTOR, memory->scales[n],
-                                  Codes::HAS_ZEROS ? memory->zeros[n] : nullptr);
+      for (int n = 0; n < N; n++) {
+        if (n && weight.scale_rows != 1 && !Codes::HAS_ZEROS &&
+            line_of(weight, row + n * step) == line_of(weight, row + (n - 1) * step))
+          memcpy(memory->scales[n], memory->scales[n - 1], sizeof memory->scales[n]);
+        else
+          scales_of_row<Codes::PER>(weight, row + n * step, first, count, Codes::FACTOR, memory->scales[n],
+                                    Codes::HAS_ZEROS ? memory->zeros[n] : nullptr);
+      }
+      // of rows that are added up; one row alone is unpacked
+      if constexpr (Codes::HAS_NAN && N > 1)
+        for (int n = 0; n < N; n++) Codes::mark_nan(from_ + n * row_bytes_, count / 32, memory->scales[n]);
     }
     INLINE Block block(int n, int64_t b) const {
       return {from_ + n * row_bytes_ + b * Codes::BYTES, scales_ + n * (SCALES + LANES) + b * BLOCK_SCALES,
@@ -386,7 +450,8 @@ NOINLINE void unpack(const PackedWeight& weight, int64_t row, int64_t first, int
         for (int i = 0; i < Format::CHUNK; i += LANES) store(to + i, chunk.at(i));
         if constexpr (is_fp8<Format>)
           if (Format::has_nan(block.codes))
-            for (int i = 0; i < 32; i++) to[i] = e4m3_of(block.codes[i]) * *block.scales;
+            for (int i = 0; i < 32; i++)
+              if ((block.codes[i] & 0x7f) == 0x7f) to[i] = bits_as<float>(uint32_t(0x7fc00000));
       }
     }
   }
