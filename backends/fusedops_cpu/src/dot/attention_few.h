@@ -5,8 +5,8 @@
 // alone: not on other rows, nor on who computes the parts.
 //
 // Memory is a type whose Part has the keys and the values of a part: keys[i] and values[i] are where a number of
-// Memory::Key is, and from(i) leaves i of them out. scale_scores and scale_weights multiply by their scales. prefetch_keys
-// and prefetch_values ask for n keys from one on, where the processor does not read ahead by itself.
+// Memory::Key is, and from(i) leaves i of them out. scale_scores and scale_weights multiply by their scales.
+// prefetch_keys and prefetch_values ask for n keys from one on, where the processor does not read ahead by itself.
 #pragma once
 
 #include "dot/attention.h"

@@ -1,6 +1,6 @@
 // y = act((x - mean) * rstd * weight + bias), mean and rstd of each group of channels of a sample, and the gradients.
-// Backward is of float32: other dtypes are converted in chunks that stay in the L1 cache. Sums are added chunk by chunk,
-// or part by part of the positions, in an order that depends on the sizes alone.
+// Backward is of float32: other dtypes are converted in chunks that stay in the L1 cache. Sums are added chunk by
+// chunk, or part by part of the positions, in an order that depends on the sizes alone.
 #include <cmath>
 
 #include "api.h"
@@ -222,8 +222,7 @@ void moments_of_groups(const Call& call, int64_t count, const float* means, cons
     const int64_t first = g * call.of_group, last = first + call.of_group;
     for (int64_t c = first; c < last; c++) mean += means[c];
     mean /= float(call.of_group);
-    for (int64_t c = first; c < last; c++)
-      square += squares[c] + (means[c] - mean) * (means[c] - mean) * float(count);
+    for (int64_t c = first; c < last; c++) square += squares[c] + (means[c] - mean) * (means[c] - mean) * float(count);
     moments[g] = {float(count * call.of_group), mean, square};
   }
 }

@@ -92,8 +92,8 @@ INLINE void scales_at(const PackedWeight& weight, int64_t index, int64_t count, 
   for (; i < count; i++) scales[i] = scaled(all(scale_at(weight, index + i)))[0];
 }
 
-// Writes the numbers of the groups of [first, first + count), each for its parts of PER columns, of which `left` columns
-// are of the first; up to LANES numbers more are written.
+// Writes the numbers of the groups of [first, first + count), each for its parts of PER columns, of which `left`
+// columns are of the first; up to LANES numbers more are written.
 template <int PER, class T>
 INLINE void each_group(const T* numbers, int64_t group, int64_t left, int64_t count, float* to) {
   for (int64_t at = 0; at < count; numbers++, left = group) {
