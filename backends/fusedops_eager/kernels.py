@@ -156,6 +156,13 @@ KERNELS = (
         backward_rows=PRODUCTS,
     ),
     *_both(
+        ops.quantized_experts,
+        "experts.quantized_experts:quantized_experts",
+        "experts.quantized_experts:quantized_experts_backward",
+        PRODUCTS,
+        "torch.mm, ",
+    ),
+    *_both(
         ops.quantized_linear,
         "quantized.quantized_linear:quantized_linear",
         "quantized.quantized_linear:quantized_linear_backward",

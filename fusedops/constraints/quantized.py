@@ -34,6 +34,7 @@ class PackedRows(TensorConstraint):
 
     code = ReasonCode.SIZE
     reads_shapes = True
+    options: tuple[str, ...] = ()  # more parameters, from which a subclass has the number of weights
 
     def __init__(self, name: str, other: str, format: str) -> None:
         super().__init__(name)
@@ -44,30 +45,39 @@ class PackedRows(TensorConstraint):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.name, self.other, self.format)
+        return (self.name, self.other, self.format, *self.options)
+
+    def columns(self, other: Any, *options: Any) -> Any:
+        """Return the number of weights of a row."""
+        return other.shape[-1]
+
+    def columns_given(self, columns: int) -> str:
+        """Return the number of weights of a row, as the caller gave it."""
+        return f"dim -1 of {self.other} = {columns}"
 
     def expression(self, constants: dict[str, object]) -> str:
-        return f"{constant(constants, _fits)}({self.name}.shape, {self.other}.shape, {self.format})"
+        return f"{constant(constants, _fits)}({self.name}.shape, {self.other}.shape[-1], {self.format})"
 
-    def accepts(self, packed: Any, other: Any, format: Any) -> bool:
-        return format not in _KNOWN or not packed.dim() or not other.dim() or _fits(packed.shape, other.shape, format)
+    def accepts(self, packed: Any, other: Any, format: Any, *options: Any) -> bool:
+        if format not in _KNOWN or not packed.dim() or not other.dim():
+            return True
+        return _fits(packed.shape, self.columns(other, *options), format)
 
     def rule(self) -> str:
         return f"rows of whole blocks, for the last dim of {self.other}"
 
-    def given(self, packed: Any, other: Any, format: Any) -> str:
-        if other.shape[-1] % block_of(format):
-            return f"dim -1 of {self.other} = {other.shape[-1]}"
-        return f"{self.name} of shape {tuple(packed.shape)}"
+    def given(self, packed: Any, other: Any, format: Any, *options: Any) -> str:
+        columns = self.columns(other, *options)
+        return self.columns_given(columns) if columns % block_of(format) else super().given(packed)
 
-    def needed(self, packed: Any, other: Any, format: Any) -> str:
-        columns = other.shape[-1]
+    def needed(self, packed: Any, other: Any, format: Any, *options: Any) -> str:
+        columns = self.columns(other, *options)
         if columns % block_of(format):
             return f"a multiple of {block_of(format)}, the block of {format}"
         return f"rows of {bytes_of_row(columns, format)} bytes, {columns} weights of {format}"
 
-    def fix_of(self, packed: Any, other: Any, format: Any) -> str:
-        if other.shape[-1] % block_of(format):
+    def fix_of(self, packed: Any, other: Any, format: Any, *options: Any) -> str:
+        if self.columns(other, *options) % block_of(format):
             return "use another format or an unpacked weight"
         return f"pass fusedops.quantization.{'pack' if format in SCALED else 'quantize'}(weight, {shown(format)})"
 
@@ -75,8 +85,8 @@ class PackedRows(TensorConstraint):
         values = self.arguments(args)
         if values is None or values[2] not in _KNOWN or not values[1].dim():
             return None
-        packed, other, format = values
-        columns = other.shape[-1] // block_of(format) * block_of(format)
+        packed, other, format, *options = values
+        columns = self.columns(other, *options) // block_of(format) * block_of(format)
         return packed.replace(shape=(*packed.shape[:-1], bytes_of_row(columns, format)))
 
     def rebuilt(self, args: Arguments, like: TensorSpec) -> TensorSpec:
@@ -85,31 +95,33 @@ class PackedRows(TensorConstraint):
         columns = weights_of_row(packed.shape[-1], format) if known else 0
         return like.replace(shape=(*like.shape[:-1], columns))
 
-    def values(self, packed: TensorSpec, other: TensorSpec, format: str) -> Iterator[tuple[str, TensorSpec]]:
-        right = self.follow({self.name: packed, self.other: other, self.format: format})
+    def values(self, packed: TensorSpec, *others: Any) -> Iterator[tuple[str, TensorSpec]]:
+        right = self.follow(dict(zip(self.names, (packed, *others))))
         if right is not None:
             shape = right.shape
             yield from self.shaped(packed, (shape, (*shape[:-1], shape[-1] + 1), (*shape[:-1], shape[-1] + 34)))
 
 
-def _fits(packed: tuple[int, ...], other: tuple[int, ...], format: str) -> bool:
+def _fits(packed: tuple[int, ...], columns: int, format: str) -> bool:
     """Return True if a row has as many bytes as its weights take, or may have for sizes that depend on data."""
     if format in SCALED:
         multiple, per_byte = SCALED[format].multiple, 8 // SCALED[format].bits
-        return possible(other[-1] % multiple == 0) and possible(packed[-1] == other[-1] // per_byte)
+        return possible(columns % multiple == 0) and possible(packed[-1] == columns // per_byte)
     sizes = FORMATS[format]
-    if not possible(other[-1] % sizes.weights == 0):
+    if not possible(columns % sizes.weights == 0):
         return False
-    return possible(packed[-1] == other[-1] // sizes.weights * sizes.bytes)
+    return possible(packed[-1] == columns // sizes.weights * sizes.bytes)
 
 
 class PackedPart(Constraint):
     """A tensor beside the codes of a packed weight: of the shape and dtype of its format, or None where it has none.
 
     Args:
-        name: ``scales``, ``global_scale`` or ``zeros``, as a :class:`fusedops.quantization.Packed` has them.
-        packed: the codes, (N, bytes of a row).
+        name: the tensor argument.
+        packed: the codes, (..., N, bytes of a row).
         format: the parameter that has the format.
+        part: ``scales``, ``global_scale`` or ``zeros``, as a :class:`fusedops.quantization.Packed` has them. None: the
+            name is one of these.
 
     >>> import fusedops, torch
     >>> from fusedops.constraints import PackedPart
@@ -122,13 +134,14 @@ class PackedPart(Constraint):
     none_is_met = False
     reads_shapes = True
 
-    def __init__(self, name: str, packed: str, format: str) -> None:
+    def __init__(self, name: str, packed: str, format: str, part: str | None = None) -> None:
         super().__init__(name)
         self.packed, self.format = Constraint(packed).name, Constraint(format).name
         fields = {"scales": True, "global_scale": "global_scale", "zeros": "zeros"}
-        if name not in fields:
-            raise ValueError(f"PackedPart: got {name!r}, expected one of {', '.join(fields)}; to fix: write one")
-        of = (key for key, each in SCALED.items() if fields[name] is True or getattr(each, name))
+        self.part = part = part or name
+        if part not in fields:
+            raise ValueError(f"PackedPart: got {part!r}, expected one of {', '.join(fields)}; to fix: write one")
+        of = (key for key, each in SCALED.items() if fields[part] is True or getattr(each, part))
         self.formats = tuple(of)
 
     @property
@@ -142,7 +155,7 @@ class PackedPart(Constraint):
 
     def _accepts(self, part: Any, packed: Any, format: str) -> bool:
         if part is None:
-            return self.name == "zeros"
+            return self.part == "zeros"
         if part.is_nested or part.layout is not torch.strided:
             return False
         if packed.dim() < 2:
@@ -155,14 +168,14 @@ class PackedPart(Constraint):
         """Return the dtypes and the shape of the part."""
         data = SCALED[format]
         *lead, outputs, size = packed.shape
-        if self.name == "global_scale":
+        if self.part == "global_scale":
             return FLOATS, tuple(lead)
         columns, groups = weights_of_row(size, format), 0
         if not data.group and data.zeros:
             given = part.shape[-1] if part is not None and part.dim() == packed.dim() else 1
             # groups of at least 8 weights, so that a byte has codes of one
             groups = given if given and columns % (8 * given) == 0 else 1
-        if self.name == "zeros":
+        if self.part == "zeros":
             return (torch.uint8,), (*lead, *data.scales_shape(outputs, columns, groups))
         return data.scales, (*lead, *data.scales_shape(outputs, columns, groups))
 
@@ -191,7 +204,7 @@ class PackedPart(Constraint):
 
     def follow(self, args: Arguments) -> TensorSpec | None:
         part, packed, format = (args.get(name) for name in self.names)
-        absent = format not in self.formats or (part is None and self.name == "zeros")
+        absent = format not in self.formats or (part is None and self.part == "zeros")
         if absent or format is None or packed is None or packed.dim() < 2:
             return None
         dtypes, shape = self._wanted(part, packed, format)
@@ -219,6 +232,7 @@ class ScaleGroups(TensorConstraint):
         scales: the tensor of scales.
         format: the parameter that has the format.
         multiple: the number of columns.
+        zeros: the parameter that has the zeros.
 
     >>> import fusedops, torch
     >>> from fusedops.constraints import ScaleGroups
@@ -231,9 +245,10 @@ class ScaleGroups(TensorConstraint):
     code = ReasonCode.SIZE
     reads_shapes = True
 
-    def __init__(self, name: str, scales: str, format: str, multiple: int) -> None:
+    def __init__(self, name: str, scales: str, format: str, multiple: int, zeros: str = "zeros") -> None:
         super().__init__(name)
         self.scales, self.format, self.multiple = Constraint(scales).name, Constraint(format).name, multiple
+        self.zeros = zeros
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -275,6 +290,6 @@ class ScaleGroups(TensorConstraint):
             return
         for groups in (scales.shape[-1], args[self.name].shape[-1] * 2 // (self.multiple // 2)):
             changed = {**args, self.scales: scales.replace(shape=(*scales.shape[:-1], groups))}
-            if args.get("zeros") is not None:
-                changed["zeros"] = args["zeros"].replace(shape=changed[self.scales].shape)
+            if args.get(self.zeros) is not None:
+                changed[self.zeros] = args[self.zeros].replace(shape=changed[self.scales].shape)
             yield Boundary(f"{groups} groups", changed, not self.reasons(changed))

@@ -15,6 +15,7 @@ from fusedops.ops.bias.bias_gelu import bias_gelu as bias_gelu
 from fusedops.ops.convolution.causal_conv1d import causal_conv1d as causal_conv1d
 from fusedops.ops.experts.experts import experts as experts
 from fusedops.ops.experts.grouped_matmul import grouped_matmul as grouped_matmul
+from fusedops.ops.experts.quantized_experts import quantized_experts as quantized_experts
 from fusedops.ops.gated.geglu import geglu as geglu
 from fusedops.ops.gated.swiglu import swiglu as swiglu
 from fusedops.ops.group_norm.group_norm import group_norm as group_norm
@@ -64,6 +65,7 @@ __all__ = [
     "merge_attention",
     "modulated_norm",
     "paged_attention",
+    "quantized_experts",
     "quantized_linear",
     "rms_norm",
     "rotary_embedding",

@@ -143,7 +143,7 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
     for constraint in packed_parts(op):
         spec, format = call.get(constraint.name), call.get(constraint.format, defaults.get(constraint.format))
         if isinstance(spec, TensorSpec) and format in SCALED:
-            part = random_part(constraint.name, spec.shape, spec.dtype, format, generator)
+            part = random_part(constraint.part, spec.shape, spec.dtype, format, generator)
             real[constraint.name] = part.to(spec.device)
     return real
 

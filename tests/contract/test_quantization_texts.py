@@ -1,5 +1,8 @@
 """Every text of the formats and the layers of packed weights, word for word."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from error_calls import INVALID
 from error_texts import Table
@@ -28,6 +31,15 @@ pin("large weights", lambda: quantize(ROW * 2e7, "Q8_0"), INVALID)
 pin("float64 beyond float32", lambda: quantize(ROW.double() * 1e300, "Q4_1"), INVALID)
 pin("small weights", lambda: quantize(ROW * 1e-6, "Q8_0"), INVALID)
 pin("packed bytes", lambda: dequantize(PACKED[:, 1:], "Q8_0"), INVALID)
+UP, DOWN = (pack(torch.ones(3, rows, 32), "MXFP4") for rows in (64, 32))
+OF_EXPERTS: tuple[Any, ...] = (torch.ones(1, 32), torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2), UP, DOWN)
+CODES, CODES_FORMAT = (UP.codes, DOWN.codes), {"up_format": "MXFP4", "down_format": "MXFP4"}
+
+
+def of_experts(**changes: Any) -> Callable[[], Any]:
+    return lambda: fusedops.experts(**{**dict(zip(("x", "index", "weights", "up", "down"), OF_EXPERTS)), **changes})
+
+
 pin("a layer's format", lambda: fusedops.nn.QuantizedLinear(64, 3, format="Q4_K"), INVALID)
 pin(
     "a renormed embedding",
@@ -65,6 +77,16 @@ pin("a group", lambda: pack(ROW[None], "INT4_GROUP"), INVALID)
 pin("bytes to unpack", lambda: unpack(PACKED), INVALID)  # pyright: ignore[reportArgumentType]
 pin("a format beside a Packed", lambda: quantized_linear(ROW, HUB, format="Q8_0"), INVALID)
 pin("a Packed of experts", lambda: quantized_linear(ROW, pack(torch.ones(2, 3, 64), "MXFP4")), INVALID)
+pin("one packed weight of two", of_experts(down=torch.ones(3, 32, 32)), INVALID)
+pin("the other packed weight", of_experts(up=torch.ones(3, 64, 32)), INVALID)
+pin("packed and transposed", of_experts(transposed=True), INVALID)
+pin("experts of another width", of_experts(x=torch.ones(1, 64)), INVALID)
+pin("other experts of down", of_experts(down=pack(torch.ones(2, 32, 32), "MXFP4")), INVALID)
+pin("the columns of down", of_experts(down=pack(torch.ones(3, 32, 64), "MXFP4")), INVALID)
+pin("an odd number of rows", of_experts(up=pack(torch.ones(3, 63, 32), "MXFP4")), INVALID)
+pin("no block of activations", of_experts(up=pack(torch.ones(3, 66, 32), "MXFP4")), INVALID)
+pin("a format beside Packed of experts", lambda: fusedops.quantized_experts(*OF_EXPERTS, up_format="Q8_0"), INVALID)
+pin("scales of experts", lambda: fusedops.quantized_experts(*OF_EXPERTS[:3], *CODES, **CODES_FORMAT), INVALID)
 pin("no scales", lambda: quantized_linear(ROW, HUB.codes, format="MXFP4"), INVALID)
 pin("sparse scales", lambda: quantized_linear(ROW, HUB.codes, format="MXFP4", scales=HUB.scales.to_sparse()), INVALID)  # pyright: ignore
 pin("scales of bytes of GGUF", lambda: quantized_linear(ROW, PACKED, format="Q8_0", scales=HUB.scales), INVALID)

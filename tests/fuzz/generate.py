@@ -302,7 +302,7 @@ class _Generator:
                 values = f"fusedops.testing.random_packed({{shape}}, {call[item.format]!r}, {{generator}})"
         for item in packed_parts(op):
             if item.name == name and call[item.format] in SCALED:
-                part = f"{name!r}, {{shape}}, torch.uint8, {call[item.format]!r}, {{generator}}"
+                part = f"{item.part!r}, {{shape}}, torch.uint8, {call[item.format]!r}, {{generator}}"
                 values = f"fusedops.testing.random_part({part})"
         return Made(shape, dtype, self.target.device, values, seed, (), self._of_integers(layout))
 

@@ -18,6 +18,7 @@ import wrong_memory_kernels  # noqa: F401
 import wrong_merge_kernels  # noqa: F401
 import wrong_modulated_kernels  # noqa: F401
 import wrong_packed_attention_kernels  # noqa: F401
+import wrong_packed_experts_kernels  # noqa: F401
 import wrong_packed_kernels  # noqa: F401
 import wrong_paged_kernels  # noqa: F401
 import wrong_routing_kernels  # noqa: F401

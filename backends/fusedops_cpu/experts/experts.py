@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
-from fusedops.ops.experts.formulas import GATED
+from fusedops.ops.experts.arguments import GATED, ExpertsArgs, ExpertsGradArgs
 from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu.launch.calls import library_kernel
 from fusedops_cpu.launch.library import ACTIVATION_CODES, DTYPE_CODES, dense, library

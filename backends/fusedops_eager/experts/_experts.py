@@ -8,13 +8,18 @@ few calls and many take little memory. On a CPU the products are in float32 (flo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from fusedops.dtypes import arithmetic, no_autocast
-from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
+from fusedops.ops.experts.arguments import (
+    ExpertsArgs,
+    ExpertsGradArgs,
+    QuantizedExpertsArgs,
+    QuantizedExpertsGradArgs,
+)
 from fusedops.ops.experts.formulas import Activation, experts_of, order_of
 
 PANEL = 2048  # rows of a panel, at most, unless one expert has more
@@ -64,57 +69,127 @@ def route(index: Tensor, experts: int) -> Route:
     return Route(order, order // max(index.shape[1], 1), ends)
 
 
+class Weight(Protocol):
+    """The weights of all experts, (E, N, K), by their products."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the products."""
+        ...
+
+    def write_product(self, rows: Tensor, e: int, out: Tensor) -> None:
+        """Write ``rows @ weight[e].T``."""
+        ...
+
+    def write_gradient(self, grad: Tensor, e: int, out: Tensor) -> None:
+        """Write ``grad @ weight[e]``."""
+        ...
+
+
+class Floats(NamedTuple):
+    """Weights as they are."""
+
+    weight: Tensor
+    dtype: torch.dtype
+    transposed: bool
+
+    def write_product(self, rows: Tensor, e: int, out: Tensor) -> None:
+        write_product(rows, oriented(self.weight[e], self.dtype, self.transposed), out)
+
+    def write_gradient(self, grad: Tensor, e: int, out: Tensor) -> None:
+        write_product(grad, oriented(self.weight[e], self.dtype, not self.transposed), out)
+
+
 def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
     """Compute each expert on the rows that chose it, and keep the up-projections of the sorted rows."""
+    wide = arithmetic(a.x, a.up, a.down)
+    up, down = (Floats(each, product_dtype(a.x, each, wide), a.transposed) for each in (a.up, a.down))
+    return forward(a, wide, a.up.shape[2 if a.transposed else 1], up, down, save)
+
+
+def forward(
+    a: ExpertsArgs | QuantizedExpertsArgs, wide: torch.dtype, width: int, up: Weight, down: Weight, save: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the op, and the up-projections if they are saved.
+
+    Args:
+        a: the arguments.
+        wide: the dtype of the arithmetic.
+        width: the columns of an up-projection.
+        up: the weights.
+        down: the weights.
+        save: True where the up-projections are saved.
+    """
     act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
     x, index = a.x, a.index
     with no_autocast(x.device.type):
-        wide = arithmetic(x, a.up, a.down)
         rows = route(index, a.up.shape[0])
-        width = a.up.shape[2 if a.transposed else 1]
         slots = x.new_zeros((index.numel(), x.shape[1]), dtype=wide)
         kept = x.new_zeros((index.numel(), width)) if save else None
         factor = a.weights.reshape(-1, 1).to(wide)[rows.order]
-        of_up, of_down = product_dtype(x, a.up, wide), product_dtype(x, a.down, wide)
         for at, members in rows.panels():
-            inputs = x[rows.token[at]].to(of_up)
+            inputs = x[rows.token[at]].to(up.dtype)
             h = x.new_empty((inputs.shape[0], width), dtype=wide)
             for e, part in members:
-                _linear(inputs[part], a.up[e], a.up_bias, e, h[part], a.transposed)
+                _linear(inputs[part], up, a.up_bias, e, h[part])
             if kept is not None:  # in the dtype of x
                 kept[at] = h
-            activated = act(h).to(of_down)
+            activated = act(h).to(down.dtype)
             out = x.new_empty((h.shape[0], x.shape[1]), dtype=wide)
             for e, part in members:
-                _linear(activated[part], a.down[e], a.down_bias, e, out[part], a.transposed)
+                _linear(activated[part], down, a.down_bias, e, out[part])
             slots[rows.order[at]] = out.mul_(factor[at])
         return _sum_of_choices(slots, index, x), kept
 
 
 def experts_backward(a: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients from the inputs and the up-projections of forward, each where it is wanted."""
+    wide = arithmetic(a.x, a.up, a.down)
+    up, down = (Floats(each, product_dtype(a.x, each, wide), a.transposed) for each in (a.up, a.down))
+    of = tuple(
+        None if each is None or not need else torch.zeros_like(each, memory_format=torch.contiguous_format)
+        for each, need in zip((a.up, a.down, a.up_bias, a.down_bias), a.needs[2:])
+    )
+    return (*backward(a, wide, up, down, a.needs[:2], of, a.transposed), *of)
+
+
+def backward(
+    a: ExpertsGradArgs | QuantizedExpertsGradArgs,
+    wide: torch.dtype,
+    up: Weight,
+    down: Weight,
+    needs: tuple[bool, ...],
+    of: tuple[Tensor | None, ...],
+    transposed: bool = False,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of x and weights, where they are wanted, and write those of the weights of experts.
+
+    Args:
+        a: the arguments.
+        wide: the dtype of the arithmetic.
+        up: the weights.
+        down: the weights.
+        needs: True for each of x and weights that is wanted.
+        of: the gradients of up, down and the biases, zeros, or None where they are not wanted.
+        transposed: as of the op.
+    """
     act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
-    x, index, up, down, down_bias = a.x, a.index, a.up, a.down, a.down_bias
+    x, index, down_bias = a.x, a.index, a.down_bias
     with no_autocast(x.device.type):
-        wide = arithmetic(x, up, down)
-        rows = route(index, up.shape[0])
+        rows = route(index, a.up.shape[0])
         factor = a.weights.reshape(-1, 1).to(wide)[rows.order]
-        slots = x.new_zeros((index.numel(), x.shape[1]), dtype=wide) if a.needs[0] else None
-        dweights = x.new_zeros(index.numel(), dtype=wide) if a.needs[1] else None
-        like = (up, down, a.up_bias, down_bias)
-        of = [None if t is None or not need else torch.zeros_like(t, memory_format=torch.contiguous_format)
-              for t, need in zip(like, a.needs[2:])]  # fmt: skip
-        of_up, of_down = product_dtype(x, up, wide), product_dtype(x, down, wide)
-        of_hidden = a.needs[0] or of[0] is not None or of[2] is not None
+        slots = x.new_zeros((index.numel(), x.shape[1]), dtype=wide) if needs[0] else None
+        dweights = x.new_zeros(index.numel(), dtype=wide) if needs[1] else None
+        of_hidden = needs[0] or of[0] is not None or of[2] is not None
         for at, members in rows.panels():
             token = rows.token[at]
-            inputs = x[token].to(of_up)
+            inputs = x[token].to(up.dtype)
             g = a.grad[token].to(wide)
             h = a.hidden[at].to(wide)
             activated = act(h)
-            da, narrow = torch.empty_like(activated), g.to(of_down)
+            da, narrow = torch.empty_like(activated), g.to(down.dtype)
             for e, part in members:
-                write_product(narrow[part], oriented(down[e], narrow.dtype, not a.transposed), da[part])
+                down.write_gradient(narrow[part], e, da[part])
             if dweights is not None:
                 total = (da * activated).sum(-1)
                 if down_bias is not None:
@@ -122,18 +197,18 @@ def experts_backward(a: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
                         total[part] += g[part] @ down_bias[e].to(wide)
                 dweights[rows.order[at]] = total
             weighted = g.mul_(factor[at])
-            write_gradients(of[1], of[3], members, weighted, activated, of_down, a.transposed)
+            write_gradients(of[1], of[3], members, weighted, activated, down.dtype, transposed)
             if not of_hidden:
                 continue
             dh = act.gradient(da.mul_(factor[at]), h)
-            write_gradients(of[0], of[2], members, dh, inputs, of_up, a.transposed)
+            write_gradients(of[0], of[2], members, dh, inputs, up.dtype, transposed)
             if slots is not None:
-                product, narrow = x.new_empty((dh.shape[0], x.shape[1]), dtype=wide), dh.to(of_up)
+                product, narrow = x.new_empty((dh.shape[0], x.shape[1]), dtype=wide), dh.to(up.dtype)
                 for e, part in members:
-                    write_product(narrow[part], oriented(up[e], narrow.dtype, not a.transposed), product[part])
+                    up.write_gradient(narrow[part], e, product[part])
                 slots[rows.order[at]] = product
         dx = None if slots is None else _sum_of_choices(slots, index, x)
-        return dx, None if dweights is None else dweights.view(a.weights.shape).to(a.weights.dtype), *of
+        return dx, None if dweights is None else dweights.view(a.weights.shape).to(a.weights.dtype)
 
 
 def write_gradients(
@@ -180,9 +255,9 @@ def oriented(weight: Tensor, dtype: torch.dtype, as_it_is: bool) -> Tensor:
     return wide if as_it_is else wide.t()
 
 
-def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, e: int, out: Tensor, transposed: bool) -> None:
-    """Write ``rows @ weight.T + bias[e]``."""
-    write_product(rows, oriented(weight, rows.dtype, transposed), out)
+def _linear(rows: Tensor, weight: Weight, bias: Tensor | None, e: int, out: Tensor) -> None:
+    """Write ``rows @ weight[e].T + bias[e]``."""
+    weight.write_product(rows, e, out)
     if bias is not None:
         out += bias[e].to(out.dtype)
 

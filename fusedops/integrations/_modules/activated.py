@@ -34,7 +34,7 @@ from fusedops.integrations._trial.twin import (
     without_hooks,
 )
 from fusedops.integrations._trial.whole import TOKENS
-from fusedops.ops.experts.formulas import PLAIN
+from fusedops.ops.experts.arguments import PLAIN
 from fusedops.ops.linear.linear import act_of
 
 _WIDTH = 8

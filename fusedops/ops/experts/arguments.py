@@ -11,12 +11,15 @@ from fusedops._storages import freed_error, is_freed
 from fusedops.constraints import (
     Arguments,
     Beside,
+    Bytes,
     Classes,
     Finite,
     Flag,
     Floating,
     Offsets,
     OneOf,
+    PackedPart,
+    PackedRows,
     Rank,
     ReasonCode,
     SameDevice,
@@ -24,10 +27,12 @@ from fusedops.constraints import (
     SameSize,
     constant,
 )
-from fusedops.constraints.tensors import resized
+from fusedops.constraints.tensors import possible, resized
 from fusedops.errors import InvalidInputError
-from fusedops.ops.experts.formulas import GATED, PLAIN
+from fusedops.quantization import FORMATS, SCALED
 
+GATED = ("swiglu", "geglu", "geglu_tanh")
+PLAIN = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 Shape = tuple[int, ...]
 
 
@@ -184,6 +189,46 @@ class BiasFits(Beside):
         return self.shaped(tensor, sorted({(e, n), (e, n + 1), (e + 1, n), (n,)}))
 
 
+class PackedInner(PackedRows):
+    """Each row of a packed down has as many weights as its experts' activations: half of the rows of up if gated."""
+
+    options = ("activation",)
+
+    def columns(self, other: Any, *options: Any) -> Any:
+        rows = other.shape[-2] if other.dim() > 1 else 0
+        return rows // 2 if options[0] in GATED else rows
+
+    def columns_given(self, columns: int) -> str:
+        return f"{columns} activations, by dim 1 of {self.other}"
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"{constant(constants, self.accepts)}({', '.join(self.names)})"
+
+    def accepts(self, packed: Any, other: Any, format: Any, *options: Any) -> bool:
+        return not self._is_odd(other, *options) and super().accepts(packed, other, format, *options)
+
+    def _is_odd(self, up: Any, activation: str) -> bool:
+        return activation in GATED and up.dim() > 1 and not possible(up.shape[-2] % 2 == 0)
+
+    def rule(self) -> str:
+        return f"rows of whole blocks, for the activations of {self.other}"
+
+    def given(self, packed: Any, other: Any, format: Any, *options: Any) -> str:
+        if self._is_odd(other, *options):
+            return f"{self.other} of shape {tuple(other.shape)}"
+        return super().given(packed, other, format, *options)
+
+    def needed(self, packed: Any, other: Any, format: Any, *options: Any) -> str:
+        if self._is_odd(other, *options):
+            return f"an even number of rows, of gate and up of {options[0]}"
+        return super().needed(packed, other, format, *options)
+
+    def fix_of(self, packed: Any, other: Any, format: Any, *options: Any) -> str:
+        if self._is_odd(other, *options):
+            return f"pack both halves in one {self.other}, or use another activation"
+        return super().fix_of(packed, other, format, *options)
+
+
 def ends_of(name: str, offsets: Tensor, rows: int) -> list[int]:
     """Return the ends of the groups of rows as integers, which a kernel reads once: a device is waited for.
 
@@ -271,6 +316,41 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Finite("alpha"),
     Finite("offset"),
 )
+PACKED_PARTS = ("scales", "global_scale", "zeros")  # of a packed weight, beside its codes
+
+
+def _packed(name: str, format: str, rows: Constraint) -> tuple[Constraint, ...]:
+    """Return the constraints on a packed weight of each expert, after the one on its number of experts."""
+    parts = [(f"{name}_{part}", part) for part in PACKED_PARTS]
+    of_parts = [(SameDevice(own, "x"), PackedPart(own, name, format, part)) for own, part in parts]
+    return (OneOf(format, *FORMATS, *SCALED), rows, *(each for pair in of_parts for each in pair))
+
+
+QUANTIZED: tuple[Constraint, ...] = (
+    *CONSTRAINTS[:10],
+    Flag("interleaved"),
+    Bytes("up"),
+    SameDevice("up", "x"),
+    Rank("up", 3),
+    *_packed("up", "up_format", PackedRows("up", "x", "up_format")),
+    Bytes("down"),
+    SameDevice("down", "x"),
+    Rank("down", 3),
+    SameSize("down", 0, "up", 0),
+    SameSize("down", 1, "x", 1),
+    *_packed("down", "down_format", PackedInner("down", "up", "down_format")),
+    Floating("up_bias"),
+    SameDevice("up_bias", "x"),
+    Rank("up_bias", 2),
+    SameSize("up_bias", 0, "up", 0),
+    SameSize("up_bias", 1, "up", 1),
+    Floating("down_bias"),
+    SameDevice("down_bias", "x"),
+    Rank("down_bias", 2),
+    SameSize("down_bias", 0, "up", 0),
+    SameSize("down_bias", 1, "x", 1),
+    *CONSTRAINTS[-3:],
+)
 
 
 class ExpertsArgs(NamedTuple):
@@ -309,4 +389,57 @@ class ExpertsGradArgs(NamedTuple):
     offset: float
     interleaved: bool
     transposed: bool
+    needs: tuple[bool, ...]
+
+
+class QuantizedExpertsArgs(NamedTuple):
+    """The arguments of quantized_experts."""
+
+    x: Tensor
+    index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
+    weights: Tensor
+    up: Tensor
+    down: Tensor
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    activation: str
+    limit: float | None
+    alpha: float
+    offset: float
+    interleaved: bool
+    up_format: str | None
+    down_format: str | None
+    up_scales: Tensor | None
+    up_global_scale: Tensor | None
+    up_zeros: Tensor | None
+    down_scales: Tensor | None
+    down_global_scale: Tensor | None
+    down_zeros: Tensor | None
+
+
+class QuantizedExpertsGradArgs(NamedTuple):
+    """The arguments of the backward of quantized_experts."""
+
+    grad: Tensor
+    x: Tensor
+    index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
+    weights: Tensor
+    up: Tensor
+    down: Tensor
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    hidden: Tensor
+    activation: str
+    limit: float | None
+    alpha: float
+    offset: float
+    interleaved: bool
+    up_format: str | None
+    down_format: str | None
+    up_scales: Tensor | None
+    up_global_scale: Tensor | None
+    up_zeros: Tensor | None
+    down_scales: Tensor | None
+    down_global_scale: Tensor | None
+    down_zeros: Tensor | None
     needs: tuple[bool, ...]

@@ -14,8 +14,14 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Tolerance, finite_size, tolerances
 from fusedops.dtypes import STORAGE, arithmetic
-from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
+from fusedops.ops.experts.arguments import (
+    ExpertsArgs,
+    ExpertsGradArgs,
+    QuantizedExpertsArgs,
+    QuantizedExpertsGradArgs,
+)
 from fusedops.ops.experts.formulas import Activation, experts_of, group_of_rows, order_of
+from fusedops.ops.experts.quantized_experts import gradients_with_unpacked, with_unpacked, without_weights
 from fusedops.ops.gated.formulas import split
 
 TOLERANCE = tolerances((2e-6, 2e-6), (1e-14, 1e-12))
@@ -256,6 +262,18 @@ def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tupl
     given = (args.x if each is None else each for each in (args.up, args.down, args.up_bias, args.down_bias))
     stacked = [torch.stack(of) if of else torch.zeros_like(each, dtype=dx.dtype) for of, each in zip(parts, given)]
     return (of_x, dweights.reshape(args.weights.shape), *stacked)
+
+
+def quantized_experts_error_bound(
+    absolute: float, a: QuantizedExpertsArgs, save: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return those of experts, whose weights are as exact."""
+    return experts_error_bound(absolute, with_unpacked(a), save)
+
+
+def quantized_experts_gradient_error_bound(absolute: float, a: QuantizedExpertsGradArgs) -> tuple[Tensor | None, ...]:
+    """Return those of experts."""
+    return without_weights(experts_gradient_error_bound(absolute, gradients_with_unpacked(a)))
 
 
 def _of_expert(e: int, up: Tensor, down: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence, Rows
 from fusedops.ops.experts import error_bounds
-from fusedops.ops.experts.arguments import ExpertsArgs
+from fusedops.ops.experts.arguments import ExpertsArgs, QuantizedExpertsArgs
 from fusedops.ops.experts.formulas import Activation, experts_of
+from fusedops.ops.experts.quantized_experts import with_unpacked
+from fusedops.quantization import SCALED, bytes_of_row
 
 
 def unfused(a: ExpertsArgs) -> Tensor:
@@ -120,6 +122,88 @@ EXPERTS = Evidence(
         "tokens: of `x` and `weights` as they are, of the weights of experts `Partial`; experts: the output and the "
         "gradients of `x` and `weights` are `Partial`, those of the weights of experts as they are",
     ),
+)
+
+
+# -------------------------------------------------------------------------------------------------- quantized_experts
+
+
+def _unfused_packed(a: QuantizedExpertsArgs) -> Tensor:
+    """Compute the op as models do without fused ops: the weights of all experts are unpacked."""
+    args = with_unpacked(a)
+    return unfused(args._replace(up=args.up.to(a.x.dtype), down=args.down.to(a.x.dtype)))
+
+
+def _packed_min_bytes(x: Any, index: Any, weights: Any, up: Any, down: Any, *rest: Any) -> Mapping[Any, int]:
+    """Read the tokens and the codes and scales of the chosen experts; write the tokens. Backward: the same twice."""
+    tokens = prod(x.shape) * x.dtype.itemsize
+    share = min(1.0, prod(index.shape) / max(up.shape[0], 1))
+    parts = [each for each in (up, down, *rest[9:]) if each is not None]
+    of_weights = int(share * sum(prod(each.shape) * each.dtype.itemsize for each in parts))
+    return {"forward": 2 * tokens + of_weights, "backward": 3 * tokens + 2 * of_weights}
+
+
+def _packed(t: int, e: int, k: int, h: int, i: int, format: str, groups: int = 0, **options: Any) -> dict[str, Any]:
+    """Return the call of T tokens and E experts with codes; ``groups``: of a row, with zeros."""
+    call = _sizes(t, e, k, h, i, **options)
+    for name in ("up", "down"):
+        _, rows, columns = call[name]
+        call |= {name: (e, rows, bytes_of_row(columns, format)), f"{name}_format": format}
+        if format in SCALED:
+            call[f"{name}_scales"] = (e, *SCALED[format].scales_shape(rows, columns, groups))
+            call |= {f"{name}_global_scale": (e,)} if SCALED[format].global_scale else {}
+            call |= {f"{name}_zeros": call[f"{name}_scales"]} if groups else {}
+    return call
+
+
+def _packed_token_rows(count: int) -> Mapping[str, Any]:
+    return _with_biases(**_packed(count, 5, 2, 96, 160, "MXFP4"))
+
+
+def _packed_sample(batch: int, length: int) -> Mapping[str, Any]:
+    return _with_biases(**_packed(batch * length, 4, 2, 32, 32, "MXFP4"))
+
+
+def _packed_sweep(rows: int, width: int) -> Mapping[str, Any]:
+    columns = max(width // 32, 1) * 32
+    return _packed(rows, 8, 2, columns, columns, "MXFP4")
+
+
+_PACKED_OSS: dict[str, Any] = {"limit": 7.0, "alpha": 1.702, "offset": 1.0, "interleaved": True}
+QUANTIZED_EXPERTS = Evidence(
+    formula="sum over k of weights[k] * unpack(down)[e] @ act(unpack(up)[e] @ x)",
+    cases=[
+        Case("biases", _with_biases(**_packed(6, 3, 2, 64, 32, "INT4_GROUP", 2)), "every argument"),
+        Case("gpt_oss", _with_biases(**_packed(12, 4, 4, 96, 64, "MXFP4", **_PACKED_OSS)), "gpt-oss, smaller"),
+        Case("qwen3_moe", _packed(20, 8, 4, 256, 256, "Q4_K"), "Qwen3-MoE, smaller: many narrow experts"),
+        Case("deepseek_v3", _packed(9, 4, 2, 160, 96, "FP8_BLOCK"), "DeepSeek-V3, smaller: last blocks are partial"),
+        Case("a_global_scale", _packed(5, 3, 2, 64, 48, "NVFP4"), "one for each expert"),
+        Case("decode", _packed(1, 8, 2, 64, 96, "MXFP4"), "one token"),
+        Case("relu2", _with_biases(**_packed(9, 3, 2, 64, 64, "Q8_0", activation="relu2")), "without a gate"),
+    ],
+    tolerance=error_bounds.TOLERANCE,
+    gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
+    error_bound=error_bounds.quantized_experts_error_bound,
+    gradient_error_bound=error_bounds.quantized_experts_gradient_error_bound,
+    min_bytes=_packed_min_bytes,
+    unfused=_unfused_packed,
+    sample=_packed_sample,
+    large=[
+        Case("gpt-oss, 1 token", _with_biases(**_packed(1, 32, 4, 2880, 2880, "MXFP4", **_PACKED_OSS))),
+        Case("gpt-oss, 64 tokens", _with_biases(**_packed(64, 32, 4, 2880, 2880, "MXFP4", **_PACKED_OSS))),
+    ],
+    sweep=_packed_sweep,
+    rows=[Rows("tokens", _packed_token_rows, dict.fromkeys(("x", "index", "weights", "y"), 0))],
+    peers="""
+| peer | activation | devices | biases | backward |
+|---|---|---|---|---|
+| transformers, MXFP4 by its Hub kernel | 16 bits | CUDA, XPU | yes | no |
+| transformers, where that does not run | exact; all weights are unpacked | any | yes | yes |
+| transformers, `FP8Experts` | rounded to 8 bits | CUDA | no | by unpacked weights |
+| llama.cpp, `mul_mat_id` | rounded to 8 bits | any | yes | no |
+| fusedops | exact | any | yes | of x, weights and biases |
+""",
+    sharded=EXPERTS.sharded,
 )
 
 

@@ -1,4 +1,5 @@
-"""The formulas of experts in plain torch: the order of the routed rows, the projections of one expert, its activation.
+"""The formulas of experts in plain torch: the order of the routed rows, the projections of one expert, its activation,
+and the whole op, each expert on every token.
 
 A *routed row* is a pair of a token and one of its K choices. A choice outside [0, E) is a sentinel: the expert is
 elsewhere, and the row counts for nothing. Rows that are sorted by expert are groups, of which offsets are the ends.
@@ -12,11 +13,9 @@ import torch
 from torch import Tensor
 
 from fusedops.constraints import Offsets
-from fusedops.dtypes import no_autocast
+from fusedops.dtypes import arithmetic, no_autocast
+from fusedops.ops.experts.arguments import GATED, ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.gated import geglu, swiglu
-
-GATED = ("swiglu", "geglu", "geglu_tanh")
-PLAIN = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
 
 def experts_of(index: Tensor, experts: int) -> Tensor:
@@ -109,3 +108,69 @@ class Activation(NamedTuple):
     @property
     def _approximate(self) -> str:
         return "tanh" if self.name.endswith("tanh") else "none"
+
+
+def experts_reference(a: ExpertsArgs) -> Tensor:
+    """Compute the op in plain torch: each expert on every token, of which those that did not choose it count as 0."""
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    wide = a.x.to(arithmetic(a.x, a.up, a.down))
+    total = wide.new_zeros(a.x.shape)
+    for e in range(a.up.shape[0]):
+        chosen = a.index == e
+        absent = ~chosen.any(-1, keepdim=True)
+        factor = a.weights.to(wide.dtype).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
+        h = linear(wide.masked_fill(absent, 0.0), a.up[e], None if a.up_bias is None else a.up_bias[e], a.transposed)
+        out = linear(act(h), a.down[e], None if a.down_bias is None else a.down_bias[e], a.transposed)
+        total = total + (factor * out).masked_fill(absent, 0.0)
+    return total.to(a.x.dtype)
+
+
+def experts_hidden(
+    x: Tensor, index: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None, transposed: bool
+) -> Tensor:
+    """Compute the saved value: the up-projection of the routed rows, sorted by expert, (T * K, 2I or I), the dtype of
+    x. 0 for sentinels.
+    """
+    order = order_of(index, up.shape[0])
+    chosen = experts_of(index, up.shape[0])[order]
+    rows = x.to(arithmetic(x, up, down))[order // max(index.shape[1], 1)]
+    result = rows.new_zeros(rows.shape[0], up.shape[2 if transposed else 1])
+    for e in range(up.shape[0]):
+        of_expert = linear(rows, up[e], None if up_bias is None else up_bias[e], transposed)
+        result = of_expert.where((chosen == e)[:, None], result)
+    return result.to(x.dtype)
+
+
+def experts_backward(args: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, weights, up, down and the biases, each expert on every routed row."""
+    act = Activation(args.activation, args.limit, args.alpha, args.offset, args.interleaved)
+    dtype = arithmetic(args.x, args.up, args.down)
+    chosen = experts_of(args.index, args.up.shape[0])
+    rows, g_rows = (each.to(dtype).repeat_interleave(args.index.shape[1], 0) for each in (args.x, args.grad))
+    factor = args.weights.to(dtype).reshape(-1, 1)
+    dx, dfactor = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape)
+    parts: list[list[Tensor]] = [[], [], [], []]
+    for e in range(args.up.shape[0]):
+        absent = (chosen != e)[:, None]
+        inputs, g = rows.masked_fill(absent, 0.0), g_rows.masked_fill(absent, 0.0)
+        h = linear(inputs, args.up[e], None if args.up_bias is None else args.up_bias[e], args.transposed)
+        a = act(h)
+        da, ddown = linear_gradients(g * factor, a, args.down[e], args.transposed)
+        out = linear(a, args.down[e], None if args.down_bias is None else args.down_bias[e], args.transposed)
+        dfactor = dfactor + (g * out).sum(-1, keepdim=True).masked_fill(absent, 0.0)
+        dh = act.gradient(da, h).masked_fill(absent, 0.0)
+        drows, dup = linear_gradients(dh, inputs, args.up[e], args.transposed)
+        dx = dx + drows.masked_fill(absent, 0.0)
+        parts[0].append(dup)
+        parts[1].append(ddown)
+        parts[2].append(dh.sum(0))
+        parts[3].append((g * factor).sum(0))
+    dx = dx.reshape(*args.index.shape, args.x.shape[1]).sum(1)
+    return (
+        dx.to(args.x.dtype) if args.needs[0] else None,
+        dfactor.reshape(args.weights.shape).to(args.weights.dtype) if args.needs[1] else None,
+        stacked(parts[0], args.up) if args.needs[2] else None,
+        stacked(parts[1], args.down) if args.needs[3] else None,
+        stacked(parts[2], args.up_bias) if args.needs[4] and args.up_bias is not None else None,
+        stacked(parts[3], args.down_bias) if args.needs[5] and args.down_bias is not None else None,
+    )

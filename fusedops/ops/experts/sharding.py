@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusedops._contract.values import Shard, Sharding
+from fusedops.ops.experts.arguments import PACKED_PARTS
+
+_PARTS = [f"{name}_{part}" for name in ("up", "down") for part in PACKED_PARTS]  # of packed weights
 
 
 def _shape_of_experts(given: Mapping[str, Any]) -> tuple[int, ...]:
@@ -21,7 +24,10 @@ def _dims_of_experts(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None,
     of_experts = {
         name: (-3, *(None,) * rank) for name, rank in (("up", 2), ("down", 2), ("up_bias", 1), ("down_bias", 1))
     }
-    return {"index": (-2, None), "weights": (-2, None), "hidden": (None, None), **of_experts}
+    parts = [(name, given.get(name)) for name in _PARTS]
+    of_parts = {name: (-3, *(None,) * (each.dim() - 1)) for name, each in parts if each is not None}
+    tokens = {"index": (-2, None), "weights": (-2, None), "hidden": (None, None)}
+    return {**tokens, **of_experts, **of_parts}
 
 
 def _of_own_experts(given: dict[str, Any], shard: Shard) -> dict[str, Any]:

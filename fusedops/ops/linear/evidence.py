@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusedops._contract.evidence import Case, Evidence, Rows, tolerances
 from fusedops._contract.rounding import error_bound_of
-from fusedops.ops.experts.formulas import PLAIN
+from fusedops.ops.experts.arguments import PLAIN
 from fusedops.ops.linear.linear import act_of, backward, reference
 
 _TOLERANCE = tolerances((5e-7, 5e-6), (1e-14, 1e-13))

@@ -11,7 +11,8 @@ from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
 from fusedops.constraints import Floating, OneOf, Rank, SameDevice, SameSize
 from fusedops.dtypes import compute_dtype, no_autocast
-from fusedops.ops.experts.formulas import PLAIN, Activation
+from fusedops.ops.experts.arguments import PLAIN
+from fusedops.ops.experts.formulas import Activation
 
 
 def linear(

@@ -31,7 +31,8 @@ from fusedops.integrations._trial.twin import (
     without_hooks,
 )
 from fusedops.integrations._trial.whole import reason_of_calls, seen_whole
-from fusedops.ops.experts.formulas import PLAIN, Activation
+from fusedops.ops.experts.arguments import PLAIN
+from fusedops.ops.experts.formulas import Activation
 
 _TOLERANCE = 1e-6  # of float64
 
