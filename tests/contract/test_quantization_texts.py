@@ -86,7 +86,7 @@ pin("the columns of down", of_experts(down=pack(torch.ones(3, 32, 64), "MXFP4"))
 pin("an odd number of rows", of_experts(up=pack(torch.ones(3, 63, 32), "MXFP4")), INVALID)
 pin("no block of activations", of_experts(up=pack(torch.ones(3, 66, 32), "MXFP4")), INVALID)
 pin("a format beside Packed of experts", lambda: fusedops.quantized_experts(*OF_EXPERTS, up_format="Q8_0"), INVALID)
-pin("scales of experts", lambda: fusedops.quantized_experts(*OF_EXPERTS[:3], *CODES, **CODES_FORMAT), INVALID)
+pin("scales of experts", lambda: fusedops.quantized_experts(*OF_EXPERTS[:3], *CODES, **CODES_FORMAT), INVALID)  # pyright: ignore
 pin("no scales", lambda: quantized_linear(ROW, HUB.codes, format="MXFP4"), INVALID)
 pin("sparse scales", lambda: quantized_linear(ROW, HUB.codes, format="MXFP4", scales=HUB.scales.to_sparse()), INVALID)  # pyright: ignore
 pin("scales of bytes of GGUF", lambda: quantized_linear(ROW, PACKED, format="Q8_0", scales=HUB.scales), INVALID)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,13 +21,6 @@ EACH: dict[str, Callable[..., Packed]] = {
     "INT4_GROUP with zeros": partial(packed_weight, "INT4_GROUP", group=64, zeros=True),
 }
 GPT_OSS: dict[str, Any] = {"limit": 7.0, "alpha": 1.702, "offset": 1.0, "interleaved": True}
-
-
-@pytest.fixture(params=["eager"])
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run a test on eager, without a fallback."""
-    with fusedops.use(request.param, fallback="raise"):
-        yield request.param
 
 
 def of_experts(name: str, experts: int, rows: int, columns: int) -> Packed:
@@ -87,10 +80,10 @@ def test_results_and_gradients_are_those_of_the_unpacked_weights(name: str, back
     near(with_gradients(call, **GPT_OSS), with_gradients(unpacked(call), **GPT_OSS, backend="eager"))
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 30, 100])
+@pytest.mark.parametrize("tokens", [1, 30, 250])
 def test_any_number_of_tokens(tokens: int, backend: str) -> None:
     """The rows of an expert are those of each kernel: one, few, those of a tile, and more."""
-    call = a_call(tokens, width=1120, inner=96)
+    call = a_call(tokens, width=1056, inner=32)
     near(with_gradients(call), with_gradients(unpacked(call), backend="eager"))
 
 

@@ -23,11 +23,11 @@ _TENSORS = ("x", "weights", "up", "down", "up_bias", "down_bias")
 )
 def experts(a: ExpertsArgs, save: bool) -> LibraryCall:
     """Compute each expert on the rows that chose it. The bits of a token do not depend on the other tokens."""
-    tensors = _dense(a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias)
+    tensors = every_dense(a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias)
     y = torch.empty_like(a.x, memory_format=torch.contiguous_format)
     hidden = a.x.new_empty((a.index.numel(), a.up.shape[2 if a.transposed else 1])) if save else None
-    options = _options(a.activation, a.limit, a.alpha, a.offset, a.interleaved, a.transposed)
-    fields = (*tensors, y, hidden, *_dtypes(tensors), *_sizes(a.index, a.down, a.transposed), *options)
+    options = options_of(a.activation, a.limit, a.alpha, a.offset, a.interleaved, a.transposed)
+    fields = (*tensors, y, hidden, *dtypes_of(tensors), *_sizes(a.index, a.down, a.transposed), *options)
     return LibraryCall(library().experts_forward, fields, (y, hidden))
 
 
@@ -40,22 +40,23 @@ def experts(a: ExpertsArgs, save: bool) -> LibraryCall:
 )
 def experts_backward(a: ExpertsGradArgs) -> LibraryCall:
     """Compute the gradients from the inputs and the up-projections of forward."""
-    tensors = _dense(a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias)
+    tensors = every_dense(a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias)
     results = tuple(
         torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and need else None
         for tensor, need in zip((a.x, a.weights, a.up, a.down, a.up_bias, a.down_bias), a.needs)
     )
     inputs = (dense(a.grad), *tensors[:5], tensors[6], dense(a.hidden))
-    options = _options(a.activation, a.limit, a.alpha, a.offset, a.interleaved, a.transposed)
-    fields = (*inputs, *results, *_dtypes(tensors), *_sizes(a.index, a.down, a.transposed), *options)
+    options = options_of(a.activation, a.limit, a.alpha, a.offset, a.interleaved, a.transposed)
+    fields = (*inputs, *results, *dtypes_of(tensors), *_sizes(a.index, a.down, a.transposed), *options)
     return LibraryCall(library().experts_backward, fields, results)
 
 
-def _dense(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+def every_dense(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return tensors whose memory holds their values in order."""
     return tuple(None if tensor is None else dense(tensor) for tensor in tensors)
 
 
-def _dtypes(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
+def dtypes_of(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
     """Return the codes of the dtypes, and for the index the bytes of a number."""
     return tuple(0 if tensor is None else DTYPE_CODES.get(tensor.dtype, tensor.element_size()) for tensor in tensors)
 
@@ -66,9 +67,10 @@ def _sizes(index: Tensor, down: Tensor, transposed: bool) -> tuple[int, ...]:
     return (*index.shape, down.shape[0], width, inner)
 
 
-def _options(
+def options_of(
     activation: str, limit: float | None, alpha: float, offset: float, interleaved: bool, transposed: bool
 ) -> tuple[float, ...]:
+    """Return the fields of the activation, and whether weights are transposed."""
     if activation not in GATED:
         limit, alpha, offset = None, 1.0, 0.0
     bound = float("nan") if limit is None else limit

@@ -476,6 +476,17 @@ struct ExpertsBackward {
   double limit, alpha, offset;
 };
 
+// The same with packed weights: up and down of the call are null.
+struct QuantizedExpertsForward {
+  ExpertsForward call;
+  PackedWeight up, down;  // of the first expert, which those of the others follow
+};
+
+struct QuantizedExpertsBackward {
+  ExpertsBackward call;
+  PackedWeight up, down;
+};
+
 // Calls f with a value of the element type.
 template <class F>
 auto with_dtype(int64_t dtype, F f) {
@@ -539,3 +550,5 @@ FUSEDOPS_EXPORT int fusedops_routing_backward(const fusedops::RoutingBackward* c
 FUSEDOPS_EXPORT int fusedops_sample(const fusedops::Sample* call);
 FUSEDOPS_EXPORT int fusedops_experts_forward(const fusedops::ExpertsForward* call);
 FUSEDOPS_EXPORT int fusedops_experts_backward(const fusedops::ExpertsBackward* call);
+FUSEDOPS_EXPORT int fusedops_quantized_experts_forward(const fusedops::QuantizedExpertsForward* call);
+FUSEDOPS_EXPORT int fusedops_quantized_experts_backward(const fusedops::QuantizedExpertsBackward* call);

@@ -173,7 +173,7 @@ _PACKED_OSS: dict[str, Any] = {"limit": 7.0, "alpha": 1.702, "offset": 1.0, "int
 QUANTIZED_EXPERTS = Evidence(
     formula="sum over k of weights[k] * unpack(down)[e] @ act(unpack(up)[e] @ x)",
     cases=[
-        Case("biases", _with_biases(**_packed(6, 3, 2, 64, 32, "INT4_GROUP", 2)), "every argument"),
+        Case("biases", _with_biases(**_packed(6, 3, 3, 64, 64, "INT4_GROUP", 2)), "every argument"),
         Case("gpt_oss", _with_biases(**_packed(12, 4, 4, 96, 64, "MXFP4", **_PACKED_OSS)), "gpt-oss, smaller"),
         Case("qwen3_moe", _packed(20, 8, 4, 256, 256, "Q4_K"), "Qwen3-MoE, smaller: many narrow experts"),
         Case("deepseek_v3", _packed(9, 4, 2, 160, 96, "FP8_BLOCK"), "DeepSeek-V3, smaller: last blocks are partial"),

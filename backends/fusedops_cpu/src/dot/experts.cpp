@@ -8,12 +8,13 @@
 namespace fusedops {
 namespace {
 
-template <class Kind>
+template <class Kind, class Weights>
 class ForwardPass {
  public:
-  explicit ForwardPass(const ExpertsForward& call)
+  explicit ForwardPass(const ExpertsForward& call, const Weights& weights)
       : call_(call),
-        route_(call),
+        weights_(weights),
+        route_(call, Weights::PIECE),
         activation_(call),
         up_bias_(call.up_bias, call.up_bias_dtype, call.up_bias ? call.experts * width_of_up(call) : 0, 0.0f, 0.0f),
         down_bias_(call.down_bias, call.down_bias_dtype, call.down_bias ? call.experts * call.width : 0, 0.0f, 0.0f),
@@ -32,15 +33,23 @@ class ForwardPass {
  private:
   using Number = typename Kind::Number;
   using Block = fusedops::Block<Kind>;
+  using Columns = typename Weights::Columns;
+  static constexpr bool PACKED = std::is_same_v<Kind, Packed>;
 
   Status compute(const Panel& panel) {
     const Buffer<Number> activated(panel.rows * call_.inner);
-    if (call_.inner && !activated.data()) return OUT_OF_MEMORY;
+    const FloatBuffer gathered(PACKED ? panel.rows * call_.width : 0);
+    if ((call_.inner && !activated.data()) || (PACKED && call_.width && !gathered.data())) return OUT_OF_MEMORY;
     Number* a = activated.data();
+    RowsOfPanel x{{call_.x, call_.dtype, call_.width, true, route_.token}, 0};
+    if constexpr (PACKED) {
+      gather(route_, panel, call_.x, call_.dtype, call_.width, weights_.of_up().reorder, gathered.data());
+      x = {{gathered.data(), FLOAT32, call_.width, true}, panel.first};
+    }
     const int64_t parts = activation_.gated() ? 2 : 1;
     const Status status =
         each_block<Kind>(panel, call_.inner, parts, call_.width, [=](const Piece& piece, const auto&... of_block) {
-          up(piece, of_block..., a + (piece.first - panel.first) * call_.inner);
+          up(piece, of_block..., x, a + (piece.first - panel.first) * call_.inner);
         });
     if (status) return status;
     return each_block<Kind>(panel, call_.width, 1, call_.inner, [=](const Piece& piece, const auto&... of_block) {
@@ -49,13 +58,14 @@ class ForwardPass {
   }
 
   // The activations [first, first + n) of the rows of a piece, to a.
-  void up(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, Number* a) const {
+  void up(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const RowsOfPanel& x,
+          Number* a) const {
     const int64_t width = width_of_up(call_), inner = call_.inner;
-    const Operand x{call_.x, call_.dtype, call_.width, true, route_.token};
-    const Operand weight = weight_of(call_, call_.up, call_.up_dtype, piece.expert, width, call_.width, true);
+    const auto weight = weights_.up(call_, piece.expert, true);
     const bool pairs = activation_.interleaved(), halves = activation_.gated() && !pairs;
     const Columns parts[] = {{&weight, pairs ? 2 * first : first, pairs ? 2 * n : n}, {&weight, inner + first, n}};
-    const int64_t row_of_c = block.compute(x, piece.first, piece.count, parts, halves ? 2 : 1, buffer);
+    const int64_t row_of_c =
+        block.compute(x.operand, piece.first - x.base, piece.count, parts, halves ? 2 : 1, buffer);
     const float* bias = call_.up_bias ? up_bias_.data() + piece.expert * width : nullptr;
     for (int64_t m = 0; m < piece.count; m++) {
       float *c = buffer + m * row_of_c, *second = c + round_up(n, TILE_COLUMNS);
@@ -68,6 +78,11 @@ class ForwardPass {
       float gate[COLUMNS + LANES], other[COLUMNS + LANES];
       if (pairs) unzip(c, n, gate, other);
       activation_.forward(pairs ? gate : c, pairs ? other : second, c, n);
+      if constexpr (PACKED)
+        if (const auto reorder = weights_.of_down().reorder) {
+          reorder(c, a + m * inner + first, n);
+          continue;
+        }
       store_as(Kind::DTYPE, a + m * inner + first, c, n);
     }
   }
@@ -81,7 +96,7 @@ class ForwardPass {
 
   void down(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const Number* a) const {
     const Operand activated{a, Kind::DTYPE, call_.inner, true};
-    const Operand weight = weight_of(call_, call_.down, call_.down_dtype, piece.expert, call_.width, call_.inner, true);
+    const auto weight = weights_.down(call_, piece.expert, true);
     const Columns part{&weight, first, n};
     const int64_t row_of_c = block.compute(activated, 0, piece.count, &part, 1, buffer);
     const float* bias = call_.down_bias ? down_bias_.data() + piece.expert * call_.width + first : nullptr;
@@ -122,6 +137,7 @@ class ForwardPass {
   }
 
   const ExpertsForward& call_;
+  const Weights weights_;
   const Route<ExpertsForward> route_;
   const ActivationPass activation_;
   const FloatRow up_bias_, down_bias_;
@@ -133,11 +149,29 @@ class ForwardPass {
 
 using namespace fusedops;
 
+// True where the tensors of tokens are there that a call needs.
+static bool has_tokens(const ExpertsForward& call) {
+  const bool routed = call.choices, wide = call.width;
+  return !(wide && (!call.y || (routed && !call.x))) && !(routed && (!call.index || !call.weights));
+}
+static bool needs_weights(const ExpertsForward& call) {
+  return call.choices && call.width && call.experts && call.inner;
+}
+
 FUSEDOPS_EXPORT int fusedops_experts_forward(const ExpertsForward* call) {
   if (!fits(*call)) return INVALID;
   if (!call->tokens) return OK;
-  const bool routed = call->choices, wide = call->width, weighted = wide && call->experts && call->inner;
-  if ((wide && (!call->y || (routed && !call->x))) || (routed && (!call->index || !call->weights))) return INVALID;
-  if (routed && weighted && (!call->up || !call->down)) return INVALID;
-  return in_pairs(*call) ? ForwardPass<Pairs>(*call).run() : ForwardPass<Floats>(*call).run();
+  if (!has_tokens(*call) || (needs_weights(*call) && (!call->up || !call->down))) return INVALID;
+  const FloatWeights weights;
+  return in_pairs(*call) ? ForwardPass<Pairs, FloatWeights>(*call, weights).run()
+                         : ForwardPass<Floats, FloatWeights>(*call, weights).run();
+}
+
+FUSEDOPS_EXPORT int fusedops_quantized_experts_forward(const QuantizedExpertsForward* given) {
+  const ExpertsForward* call = &given->call;
+  if (!fits(*call)) return INVALID;
+  if (!call->tokens) return OK;
+  if (!has_tokens(*call) || (needs_weights(*call) && (!given->up.codes || !given->down.codes))) return INVALID;
+  const PackedWeights weights(given->up, given->down);
+  return weights.fit(*call) ? ForwardPass<Packed, PackedWeights>(*call, weights).run() : INVALID;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "dot/activation.h"
+#include "dot/packed_products.h"
 #include "once.h"
 #include "rows.h"
 #include "tile/block.h"
@@ -17,6 +18,56 @@ static_assert(COLUMNS <= ActivationPass::CHUNK);
 constexpr int64_t PANEL = 1 << 22;  // numbers between the products of a panel, at most, unless one expert has more
 constexpr int64_t FEW_ROWS = 48;    // so few rows of each expert have narrower blocks, so that each thread has some
 constexpr int64_t FEW_COLUMNS = 64;
+
+// The kind of products with packed weights, and such a weight of one expert, of (outputs, columns).
+struct Packed {
+  using Number = float;
+  static constexpr int64_t DTYPE = FLOAT32;
+};
+struct PackedOperand {
+  const PackedProducts* products;
+  PackedWeight weight;
+  int64_t outputs, columns;
+  bool of_inputs;  // as it multiplies inputs, else gradients of outputs
+};
+struct PackedColumns {
+  const PackedOperand* operand;
+  int64_t first, count;
+};
+
+// As of other kinds; the rows are float32 and follow each other, and inputs are in the order of the codes.
+template <>
+class Block<Packed> {
+ public:
+  Block(int64_t rows, int64_t) : most_(rows) {}
+  int64_t floats(int64_t columns) const {
+    return most_ * (columns + PackedProducts::COLUMNS) + PackedProducts::BUFFER;
+  }
+  int64_t compute(const Operand& a, int64_t first, int64_t rows, const PackedColumns* parts, int64_t count,
+                  float* buffer) const {
+    int64_t width = 0;
+    for (int64_t p = 0; p < count; p++) width += round_up(parts[p].count, TILE_COLUMNS);
+    float *sums = buffer + most_ * width, *weights = sums + most_ * PackedProducts::COLUMNS, *c = buffer;
+    const float* x = (const float*)a.row(first, 0);
+    for (int64_t p = 0; p < count; c += round_up(parts[p].count, TILE_COLUMNS), p++) {
+      const PackedOperand& of = *parts[p].operand;
+      const int64_t step = of.of_inputs ? PackedProducts::OUTPUTS : PackedProducts::COLUMNS;
+      for (int64_t at = 0; at < parts[p].count; at += step) {
+        const int64_t from = parts[p].first + at, n = std::min(step, parts[p].count - at);
+        if (of.of_inputs) {
+          of.products->sums(of.weight, x, of.columns, rows, from, n, sums, weights);
+        } else {
+          of.products->gradient(of.weight, x, of.outputs, rows, from, n, sums, weights);
+        }
+        for (int64_t m = 0; m < rows; m++) memcpy(c + m * width + at, sums + m * step, n * sizeof(float));
+      }
+    }
+    return width;
+  }
+
+ private:
+  int64_t most_;
+};
 
 struct Piece {
   int64_t expert, first, count;  // rows in the order by expert
@@ -39,12 +90,13 @@ int64_t expert_of(const Call& call, int64_t row) {
 template <class Call>
 class Route {
  public:
-  explicit Route(const Call& call)
+  explicit Route(const Call& call, int64_t rows_of_piece = ROWS)
       : call_(call),
+        rows_of_piece_(rows_of_piece),
         all_(call.tokens * call.choices),
         rows_(3 * all_ + call.experts + 2),
         factors_(all_),
-        pieces_(call.experts + all_ / ROWS + 1) {
+        pieces_(call.experts + all_ / rows_of_piece + 1) {
     if (failed()) return;
     order = rows_.data(), token = order + all_, expert = token + all_, begins = expert + all_;
     factor = factors_.data();
@@ -66,7 +118,7 @@ class Route {
   // Calls f(panel) for the panels, until it returns an error. `width`: the numbers of a row between the products.
   template <class F>
   Status each_panel(int64_t width, F f) const {
-    const int64_t most = std::max(ROWS, PANEL / std::max<int64_t>(1, width));
+    const int64_t most = std::max(rows_of_piece_, PANEL / std::max<int64_t>(1, width));
     Panel panel{pieces_.data(), 0, 0, 0, 0};
     for (int64_t e = 0; e < call_.experts; e++) {
       const int64_t first = begins[e], count = begins[e + 1] - first;
@@ -74,8 +126,8 @@ class Route {
         if (const Status status = f(panel)) return status;
         panel = {pieces_.data(), 0, first, 0, 0};
       }
-      for (int64_t at = 0; at < count; at += ROWS) {
-        const Piece piece{e, first + at, std::min(ROWS, count - at)};
+      for (int64_t at = 0; at < count; at += rows_of_piece_) {
+        const Piece piece{e, first + at, std::min(rows_of_piece_, count - at)};
         pieces_.data()[panel.count++] = piece;
         panel.most = std::max(panel.most, piece.count);
       }
@@ -91,7 +143,7 @@ class Route {
 
  private:
   const Call& call_;
-  int64_t all_;
+  int64_t rows_of_piece_, all_;
   Buffer<int64_t> rows_;
   FloatBuffer factors_;
   Buffer<Piece> pieces_;
@@ -113,21 +165,95 @@ Operand weight_of(const Call& call, const void* weight, int64_t dtype, int64_t e
   return {data, dtype, transposed ? outputs : inputs, transposed != of_inputs};
 }
 
-// The columns of a block, of all its parts.
-inline int64_t columns_of_block(const Panel& panel, int64_t columns) {
+// The weights of all experts, each as an operand of products: as it multiplies inputs, or gradients of outputs.
+struct FloatWeights {
+  using Columns = fusedops::Columns;
+  static constexpr int64_t PIECE = ROWS, GRADIENT_PIECE = ROWS, GRADIENT_COLUMNS = FEW_COLUMNS;
+  template <class Call>
+  Operand up(const Call& call, int64_t expert, bool of_inputs) const {
+    return weight_of(call, call.up, call.up_dtype, expert, width_of_up(call), call.width, of_inputs);
+  }
+  template <class Call>
+  Operand down(const Call& call, int64_t expert, bool of_inputs) const {
+    return weight_of(call, call.down, call.down_dtype, expert, call.width, call.inner, of_inputs);
+  }
+};
+class PackedWeights {
+ public:
+  using Columns = PackedColumns;
+  static constexpr int64_t PIECE = PackedProducts::ROWS, GRADIENT_PIECE = PackedProducts::GRADIENT_ROWS;
+  static constexpr int64_t GRADIENT_COLUMNS = PackedProducts::COLUMNS;  // so that blocks begin at those of the format
+  PackedWeights(const PackedWeight& up, const PackedWeight& down)
+      : up_(up), down_(down), of_up_(packed_products(up.format)), of_down_(packed_products(down.format)) {}
+
+  template <class Call>
+  bool fit(const Call& call) const {
+    return call.width % of_up_.weights == 0 && call.inner % of_down_.weights == 0;
+  }
+  const PackedProducts& of_up() const { return of_up_; }
+  const PackedProducts& of_down() const { return of_down_; }
+  template <class Call>
+  PackedOperand up(const Call& call, int64_t expert, bool of_inputs) const {
+    const int64_t outputs = width_of_up(call);
+    return {&of_up_, of_expert(up_, expert, outputs), outputs, call.width, of_inputs};
+  }
+  template <class Call>
+  PackedOperand down(const Call& call, int64_t expert, bool of_inputs) const {
+    return {&of_down_, of_expert(down_, expert, call.width), call.width, call.inner, of_inputs};
+  }
+
+ private:
+  static PackedWeight of_expert(PackedWeight weight, int64_t expert, int64_t outputs) {
+    const int64_t lines = weight.scale_rows ? divide_up(outputs, weight.scale_rows) : 1;
+    const int64_t dtype = weight.scale_dtype, scale = dtype == FLOAT32 ? 4 : dtype == BFLOAT16 || dtype == FLOAT16 ? 2 : 1;
+    weight.codes += expert * outputs * weight.row_bytes;
+    if (weight.scales) weight.scales = (const uint8_t*)weight.scales + expert * lines * weight.groups * scale;
+    if (weight.global_scale) weight.global_scale += expert;
+    if (weight.zeros) weight.zeros += expert * lines * weight.groups;
+    return weight;
+  }
+
+  PackedWeight up_, down_;
+  PackedProducts of_up_, of_down_;
+};
+
+// The rows of a tensor (tokens, width) that the rows of a panel have. `base`: the number of its first row; a row's is
+// that of the piece, less base.
+struct RowsOfPanel {
+  Operand operand;
+  int64_t base;
+};
+
+// Rows of a panel as float32, one after another, in the order of the codes if `reorder` is not null.
+template <class Route>
+void gather(const Route& route, const Panel& panel, const void* tensor, int64_t dtype, int64_t width,
+            void (*reorder)(const float*, float*, int64_t), float* to) {
+  const int64_t of_block = std::max<int64_t>(1, BLOCK / std::max<int64_t>(1, width));
+  run_blocks(divide_up(panel.rows, of_block), [&](int64_t block) {
+    for (int64_t row = block * of_block; row < std::min(panel.rows, (block + 1) * of_block); row++) {
+      float* out = to + row * width;
+      load_as(dtype, (const uint8_t*)tensor + route.token[panel.first + row] * width * size_of(dtype), out, width);
+      if (reorder) reorder(out, out, width);
+    }
+  });
+}
+
+// The columns of a block, of all its parts: `least` or more.
+inline int64_t columns_of_block(const Panel& panel, int64_t columns, int64_t least) {
   if (panel.most > FEW_ROWS) return COLUMNS;
   const int64_t wanted = 4 * workers_for(INT64_MAX);
   int64_t width = COLUMNS / 2;
-  while (width > FEW_COLUMNS && panel.count * divide_up(columns, width) < wanted) width /= 2;
+  while (width > least && panel.count * divide_up(columns, width) < wanted) width /= 2;
   return width;
 }
 
 // Runs f(piece, first, columns, block, buffer) for the blocks of `columns` columns of each piece of a panel; the buffer
 // is for a block of so many parts of so many columns, and of so many terms.
 template <class Kind, class F>
-Status each_block(const Panel& panel, int64_t columns, int64_t parts, int64_t terms, F f) {
+Status each_block(const Panel& panel, int64_t columns, int64_t parts, int64_t terms, F f,
+                  int64_t least = FEW_COLUMNS) {
   if (!columns) return OK;
-  const int64_t width = columns_of_block(panel, columns * parts) / parts;
+  const int64_t width = columns_of_block(panel, columns * parts, least) / parts;
   const int64_t blocks = divide_up(columns, width), count = blocks * panel.count;
   const bool alone = panel.rows * columns * parts * terms <= 8 * BLOCK;  // less than what waking a thread costs
   const int64_t workers = alone ? 1 : workers_for(count);

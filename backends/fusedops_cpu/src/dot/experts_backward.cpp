@@ -7,12 +7,13 @@
 namespace fusedops {
 namespace {
 
-template <class Kind>
+template <class Kind, class Weights>
 class BackwardPass {
  public:
-  explicit BackwardPass(const ExpertsBackward& call)
+  explicit BackwardPass(const ExpertsBackward& call, const Weights& weights)
       : call_(call),
-        route_(call),
+        weights_(weights),
+        route_(call, Weights::GRADIENT_PIECE),
         activation_(call),
         down_bias_(call.down_bias, call.down_bias_dtype, call.down_bias ? call.experts * call.width : 0, 0.0f, 0.0f),
         of_inputs_(call.dx && call.dtype != FLOAT32 ? call.tokens * call.width : 0),
@@ -40,6 +41,8 @@ class BackwardPass {
  private:
   using Number = typename Kind::Number;
   using Block = fusedops::Block<Kind>;
+  using Columns = typename Weights::Columns;
+  static constexpr bool PACKED = std::is_same_v<Kind, Packed>;
   static constexpr int64_t ADDED = 128;  // columns that a thread adds to the gradients of inputs
 
   // Of the rows of a panel: their activations, times the weight of the row, and the gradients of their up-projections;
@@ -53,12 +56,21 @@ class BackwardPass {
   Status compute(const Panel& panel) {
     const int64_t inner = call_.inner, width = width_of_up(call_), blocks = divide_up(inner, FEW_COLUMNS);
     const Buffer<Number> a(panel.rows * inner), dh(panel.rows * width);
-    const FloatBuffer products(panel.rows * blocks);
+    const FloatBuffer products(panel.rows * blocks), gathered(PACKED ? panel.rows * call_.width : 0);
     if (inner && (!a.data() || !dh.data() || !products.data())) return OUT_OF_MEMORY;
+    if (PACKED && call_.width && !gathered.data()) return OUT_OF_MEMORY;
     const Rows rows{a.data(), dh.data(), products.data(), blocks};
-    Status status = each_block<Kind>(panel, inner, 1, call_.width, [=](const Piece& piece, const auto&... of_block) {
-      activations(piece, of_block..., from(rows, piece.first - panel.first));
-    });
+    RowsOfPanel grad{grads(0, true), 0};
+    if constexpr (PACKED) {
+      gather(route_, panel, call_.grad, call_.dtype, call_.width, nullptr, gathered.data());
+      grad = {{gathered.data(), FLOAT32, call_.width, true}, panel.first};
+    }
+    Status status = each_block<Kind>(
+        panel, inner, 1, call_.width,
+        [=](const Piece& piece, const auto&... of_block) {
+          activations(piece, of_block..., grad, from(rows, piece.first - panel.first));
+        },
+        Weights::GRADIENT_COLUMNS);
     if (status) return status;
     if (call_.dweights) sum_products(panel, rows);
     if (call_.dx) {
@@ -88,12 +100,11 @@ class BackwardPass {
   }
 
   void activations(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer,
-                   const Rows& rows) const {
+                   const RowsOfPanel& grad, const Rows& rows) const {
     const int64_t inner = call_.inner, width = width_of_up(call_);
-    const Operand grad = grads(piece.first, true);
-    const Operand weight = weight_of(call_, call_.down, call_.down_dtype, piece.expert, call_.width, inner, false);
+    const auto weight = weights_.down(call_, piece.expert, false);
     const Columns part{&weight, first, n};
-    const int64_t row_of_c = block.compute(grad, 0, piece.count, &part, 1, buffer);
+    const int64_t row_of_c = block.compute(grad.operand, piece.first - grad.base, piece.count, &part, 1, buffer);
     const bool pairs = activation_.interleaved(), halves = activation_.gated() && !pairs;
     for (int64_t m = 0; m < piece.count; m++) {
       float gate[COLUMNS + LANES], other[COLUMNS + LANES], activated[COLUMNS + LANES], both[2 * COLUMNS];
@@ -170,10 +181,13 @@ class BackwardPass {
     const FloatBuffer buffer(panel.rows * columns);
     float* terms = buffer.data();
     if (columns && !terms) return OUT_OF_MEMORY;
-    const Status status = each_block<Kind>(panel, columns, 1, width, [=](const Piece& piece, const auto&... of_block) {
-      const int64_t at = piece.first - panel.first;
-      inputs(piece, of_block..., rows.dh + at * width, terms + at * columns);
-    });
+    const Status status = each_block<Kind>(
+        panel, columns, 1, width,
+        [=](const Piece& piece, const auto&... of_block) {
+          const int64_t at = piece.first - panel.first;
+          inputs(piece, of_block..., rows.dh + at * width, terms + at * columns);
+        },
+        Weights::GRADIENT_COLUMNS);
     if (status) return status;
     const int64_t blocks = divide_up(columns, ADDED), *token = route_.token + panel.first;
     float* sums = of_inputs();
@@ -189,7 +203,7 @@ class BackwardPass {
               float* terms) const {
     const int64_t width = width_of_up(call_);
     const Operand grad{dh, Kind::DTYPE, width, true};
-    const Operand weight = weight_of(call_, call_.up, call_.up_dtype, piece.expert, width, call_.width, false);
+    const auto weight = weights_.up(call_, piece.expert, false);
     const Columns part{&weight, first, n};
     const int64_t row_of_c = block.compute(grad, 0, piece.count, &part, 1, buffer);
     for (int64_t m = 0; m < piece.count; m++)
@@ -208,12 +222,14 @@ class BackwardPass {
       const Operand grad = grads(first, false);
       const Operand dh{rows.dh + at * width, Kind::DTYPE, width, false};
       const Operand a{rows.a + at * call_.inner, Kind::DTYPE, call_.inner, false};
-      if (const Status s =
-              weight(dh, width, x, call_.width, count, of_expert(call_.dup, call_.up_dtype, e, width), call_.up_dtype))
-        return s;
-      if (const Status s = weight(grad, call_.width, a, call_.inner, count,
-                                  of_expert(call_.ddown, call_.down_dtype, e, call_.inner), call_.down_dtype))
-        return s;
+      if constexpr (!PACKED) {
+        if (const Status s = weight(dh, width, x, call_.width, count,
+                                    of_expert(call_.dup, call_.up_dtype, e, width), call_.up_dtype))
+          return s;
+        if (const Status s = weight(grad, call_.width, a, call_.inner, count,
+                                    of_expert(call_.ddown, call_.down_dtype, e, call_.inner), call_.down_dtype))
+          return s;
+      }
       if (const Status s = bias(dh, nullptr, width, count, call_.dup_bias, call_.up_bias_dtype, e)) return s;
       const float* factors = route_.factor + first;
       if (const Status s = bias(grad, factors, call_.width, count, call_.ddown_bias, call_.down_bias_dtype, e))
@@ -292,6 +308,7 @@ class BackwardPass {
   }
 
   const ExpertsBackward& call_;
+  const Weights weights_;
   const Route<ExpertsBackward> route_;
   const ActivationPass activation_;
   const FloatRow down_bias_;
@@ -303,13 +320,29 @@ class BackwardPass {
 
 using namespace fusedops;
 
+// True where the tensors of tokens are there that a call needs.
+static bool has_tokens(const ExpertsBackward& call) {
+  const bool routed = call.tokens && call.choices, wide = call.width;
+  return !(routed && (!call.index || !call.weights || (wide && (!call.grad || !call.x))));
+}
+static bool needs_weights(const ExpertsBackward& call) {
+  return call.tokens && call.choices && call.width && call.inner && call.experts;
+}
+
 FUSEDOPS_EXPORT int fusedops_experts_backward(const ExpertsBackward* call) {
-  if (!fits(*call)) return INVALID;
-  const bool routed = call->tokens && call->choices, wide = call->width, inner = call->inner && call->experts;
-  if (routed && (!call->index || !call->weights || (wide && (!call->grad || !call->x)))) return INVALID;
-  if (routed && wide && inner && (!call->up || !call->down || !call->hidden)) return INVALID;
+  if (!fits(*call) || !has_tokens(*call)) return INVALID;
+  if (needs_weights(*call) && (!call->up || !call->down || !call->hidden)) return INVALID;
   const int64_t weights = call->experts * call->inner * call->width;
   if (call->dup) use_huge_pages(call->dup, call->activation <= GELU_ERF ? 2 * weights : weights, call->up_dtype);
   if (call->ddown) use_huge_pages(call->ddown, weights, call->down_dtype);
-  return in_pairs(*call) ? BackwardPass<Pairs>(*call).run() : BackwardPass<Floats>(*call).run();
+  return in_pairs(*call) ? BackwardPass<Pairs, FloatWeights>(*call, {}).run()
+                         : BackwardPass<Floats, FloatWeights>(*call, {}).run();
+}
+
+FUSEDOPS_EXPORT int fusedops_quantized_experts_backward(const QuantizedExpertsBackward* given) {
+  const ExpertsBackward* call = &given->call;
+  if (!fits(*call) || !has_tokens(*call)) return INVALID;
+  if (needs_weights(*call) && (!given->up.codes || !given->down.codes || !call->hidden)) return INVALID;
+  const PackedWeights weights(given->up, given->down);
+  return weights.fit(*call) ? BackwardPass<Packed, PackedWeights>(*call, weights).run() : INVALID;
 }

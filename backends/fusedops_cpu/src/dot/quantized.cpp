@@ -4,15 +4,14 @@
 // added in order. Every function here sums so: the bits of a row of y do not depend on the other rows, nor on threads.
 #include <algorithm>
 
+#include "dot/packed_products.h"
 #include "rows.h"
 #include "tile/scaled.h"
 
 namespace fusedops {
 namespace {
 
-constexpr int64_t DEPTH = 1024;  // columns of a part: a multiple of each block
-constexpr int64_t OUTPUTS = 32;  // rows of the weight of a block of work; unpacked 128 KiB, which stay in L2
-constexpr int64_t ROWS = 96;     // rows of x of a block of work
+constexpr int64_t DEPTH = PackedProducts::DEPTH, OUTPUTS = PackedProducts::OUTPUTS, ROWS = PackedProducts::ROWS;
 constexpr int64_t FUSED_ROWS = VECTOR_BYTES == 64 ? 8 : 4;  // rows of x whose sums stay in registers
 // Rows of x for which a weight is unpacked for each FUSED_ROWS; for more it is unpacked once, to memory.
 constexpr int64_t FEW_ROWS = VECTOR_BYTES >= 32 ? 2 * FUSED_ROWS : FUSED_ROWS;
@@ -201,6 +200,13 @@ struct Product {
   }
 };
 
+// PackedProducts::sums
+template <class Format>
+NOINLINE void sums_of(const PackedWeight& weight, const float* x, int64_t columns, int64_t rows, int64_t output,
+                      int64_t count, float* sums, float* buffer) {
+  Product<Format>{x, weight, nullptr, columns}.sums_of(0, rows, output, count, sums, buffer);
+}
+
 template <class Format>
 Status forward(const QuantizedForward& call) {
   const int64_t rows = call.rows, columns = call.columns, outputs = call.outputs;
@@ -222,7 +228,8 @@ Status forward(const QuantizedForward& call) {
     const int64_t output = block / parts * OUTPUTS, count = std::min(OUTPUTS, outputs - output);
     const int64_t row = block % parts * ROWS, row_count = std::min(ROWS, rows - row);
     float* sums = buffers->of(worker);
-    product.sums_of(row, row_count, output, count, sums, sums + sums_size);
+    sums_of<Format>(product.weight, product.x + row * columns, columns, row_count, output, count, sums,
+                    sums + sums_size);
     for (int64_t m = 0; m < row_count; m++) {
       float* mine = sums + m * OUTPUTS;
       if (product.bias)
@@ -235,8 +242,7 @@ Status forward(const QuantizedForward& call) {
 
 // ---- The gradient of x: the rows of the weight, each times its number of grad, are added in order ----
 
-constexpr int64_t COLUMNS = 256;  // of x of a block of work: a block of each format
-constexpr int64_t GRADIENT_ROWS = 64;
+constexpr int64_t COLUMNS = PackedProducts::COLUMNS, GRADIENT_ROWS = PackedProducts::GRADIENT_ROWS;
 constexpr int GRADIENT_TILE = VECTOR_BYTES == 64 ? 8 : 4;
 
 // Adds count rows of the weight, each times its number in M rows of grad, to sums (M, COLUMNS): N vectors of columns.
@@ -270,6 +276,24 @@ NOINLINE void add_outers(const float* grad, int64_t outputs, const float* weight
   for (int64_t at = 0; at < columns; at += 2 * LANES) add_outer<M, 2>(grad, outputs, weights + at, count, sums + at);
 }
 
+// PackedProducts::gradient
+template <class Format>
+NOINLINE void gradient_of(const PackedWeight& weight, const float* grad, int64_t outputs, int64_t rows, int64_t first,
+                          int64_t width, float* sums, float* buffer) {
+  std::fill(sums, sums + rows * COLUMNS, 0.0f);
+  for (int64_t output = 0; output < outputs; output += OUTPUTS) {
+    const int64_t count = std::min(OUTPUTS, outputs - output);
+    for (int64_t n = 0; n < count; n++) unpack<Format>(weight, output + n, first, width, buffer + n * COLUMNS);
+    int64_t m = 0;
+    for (; m + GRADIENT_TILE <= rows; m += GRADIENT_TILE)
+      add_outers<GRADIENT_TILE>(grad + m * outputs + output, outputs, buffer, count, width, sums + m * COLUMNS);
+    for (; m < rows; m++)
+      add_outers<1>(grad + m * outputs + output, outputs, buffer, count, width, sums + m * COLUMNS);
+  }
+  if (Format::ORDER == Order::PLAIN) return;
+  for (int64_t m = 0; m < rows; m++) reorder<Format::ORDER, true>(sums + m * COLUMNS, sums + m * COLUMNS, width);
+}
+
 template <class Format>
 Status backward(const QuantizedBackward& call) {
   const int64_t rows = call.rows, columns = call.columns, outputs = call.outputs;
@@ -289,26 +313,23 @@ Status backward(const QuantizedBackward& call) {
     const int64_t first = block / parts * COLUMNS, width = std::min(COLUMNS, columns - first);
     const int64_t row = block % parts * GRADIENT_ROWS, row_count = std::min(GRADIENT_ROWS, rows - row);
     float *sums = buffers->of(worker), *weights = sums + sums_size;
-    std::fill(sums, sums + row_count * COLUMNS, 0.0f);
-    for (int64_t output = 0; output < outputs; output += OUTPUTS) {
-      const int64_t count = std::min(OUTPUTS, outputs - output);
-      for (int64_t n = 0; n < count; n++) unpack<Format>(weight, output + n, first, width, weights + n * COLUMNS);
-      int64_t m = 0;
-      for (; m + GRADIENT_TILE <= row_count; m += GRADIENT_TILE)
-        add_outers<GRADIENT_TILE>(g + (row + m) * outputs + output, outputs, weights, count, width, sums + m * COLUMNS);
-      for (; m < row_count; m++)
-        add_outers<1>(g + (row + m) * outputs + output, outputs, weights, count, width, sums + m * COLUMNS);
-    }
-    for (int64_t m = 0; m < row_count; m++) {
-      float* mine = sums + m * COLUMNS;
-      if (Format::ORDER != Order::PLAIN) reorder<Format::ORDER, true>(mine, mine, width);
-      store_as(dtype, dx + ((row + m) * columns + first) * itemsize, mine, width);
-    }
+    gradient_of<Format>(weight, g + row * outputs, outputs, row_count, first, width, sums, weights);
+    for (int64_t m = 0; m < row_count; m++)
+      store_as(dtype, dx + ((row + m) * columns + first) * itemsize, sums + m * COLUMNS, width);
   });
   return OK;
 }
 
 }  // namespace
+
+PackedProducts packed_products(int64_t format) {
+  return with_format(format, [](auto of) {
+    using Format = decltype(of);
+    constexpr bool plain = Format::ORDER == Order::PLAIN;
+    return PackedProducts{Format::WEIGHTS, plain ? nullptr : reorder<Format::ORDER, false>, sums_of<Format>,
+                          gradient_of<Format>};
+  });
+}
 }  // namespace fusedops
 
 using namespace fusedops;
