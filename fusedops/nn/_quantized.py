@@ -65,10 +65,15 @@ class _QuantizedLayer(torch.nn.Module):
             return
         self._hold(Parameter(torch.zeros(rows, size, dtype=torch.uint8, device=device), requires_grad=False))
 
-    def _take(self, value: Packed) -> None:
-        """Keep a packed weight in place of the one that the layer was made with."""
-        del self._parameters[KEYS[self.format]]
-        self._hold_value(value)
+    @classmethod
+    def _of_value(cls, value: Packed, dtype: torch.dtype | None) -> Any:
+        """Return a layer that keeps a packed weight, without the rest of the layer."""
+        check_rank(cls.__name__, value)
+        made = cls.__new__(cls)
+        torch.nn.Module.__init__(made)
+        made.weight_dtype = dtype or torch.get_default_dtype()
+        made._hold_value(value)
+        return made
 
     def _hold(self, packed: Parameter) -> None:
         super().register_parameter(KEYS[self.format], packed)
@@ -231,10 +236,9 @@ class QuantizedLinear(_QuantizedLayer, torch.nn.Linear):  # pyright: ignore[repo
         >>> fusedops.nn.QuantizedLinear.of_packed(fusedops.quantization.pack(torch.ones(3, 64), "MXFP4"))
         QuantizedLinear(in_features=64, out_features=3, bias=False, format=MXFP4)
         """
-        check_rank(cls.__name__, packed)
-        made = cls(packed.shape[1], packed.shape[0], False, format="Q8_0", device="meta", dtype=dtype)
-        made._take(packed)
-        made.bias = bias
+        made = cls._of_value(packed, dtype)
+        made.out_features, made.in_features = packed.shape
+        made.register_parameter("bias", bias)
         return made
 
     @classmethod
@@ -310,11 +314,14 @@ class QuantizedEmbedding(_QuantizedLayer, torch.nn.Embedding):  # pyright: ignor
         dtype: torch.dtype | None = None,
     ) -> None:
         torch.nn.Module.__init__(self)
+        self._sizes(num_embeddings, embedding_dim)
+        self._empty(num_embeddings, embedding_dim, format, device, dtype)
+
+    def _sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx, self.max_norm = None, None
         self.norm_type = 2.0
         self.scale_grad_by_freq, self.sparse = False, False
-        self._empty(num_embeddings, embedding_dim, format, device, dtype)
 
     @classmethod
     def of_packed(cls, packed: Packed, *, dtype: torch.dtype | None = None) -> QuantizedEmbedding:
@@ -324,9 +331,8 @@ class QuantizedEmbedding(_QuantizedLayer, torch.nn.Embedding):  # pyright: ignor
         >>> fusedops.nn.QuantizedEmbedding.of_packed(fusedops.quantization.pack(torch.ones(3, 64), "NF4"))
         QuantizedEmbedding(3, 64, format=NF4)
         """
-        check_rank(cls.__name__, packed)
-        made = cls(*packed.shape, format="Q8_0", device="meta", dtype=dtype)
-        made._take(packed)
+        made = cls._of_value(packed, dtype)
+        made._sizes(*packed.shape)
         return made
 
     @classmethod

@@ -34,6 +34,7 @@ from fusedops.quantization._blocks import weights_of_row as weights_of_row
 from fusedops.quantization._formats import SCALED as SCALED
 from fusedops.quantization._packed import PACKED_FORMATS as PACKED_FORMATS
 from fusedops.quantization._packed import Packed as Packed
+from fusedops.quantization._packed import check_parts as check_parts
 from fusedops.quantization._packed import chunks as chunks
 from fusedops.quantization._packed import pack as pack
 from fusedops.quantization._packed import unpack as unpack

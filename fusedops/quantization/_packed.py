@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -67,16 +67,13 @@ class Packed:
     ) -> None:
         self.shape = tuple(shape)
         _check_shape(format, self.shape)
-        given: dict[str, Tensor | None] = dict(zip(_NAMES, (codes, scales, global_scale, zeros)))
+        check_parts("Packed", format, self.shape, dict(zip(_NAMES, (codes, scales, global_scale, zeros))))
         if format in BY_COLUMNS:
             from fusedops.quantization._by_columns import to_rows
 
-            expected = _expected_by_columns(format, self.shape, scales)
-            _check(format, given, expected)
             codes, scales, zeros = to_rows(format, codes, scales, zeros, self.shape)  # pyright: ignore[reportArgumentType]
             format = "INT4_GROUP"
         else:
-            _check(format, given, _expected(format, self.shape, scales))
             codes, scales, global_scale, zeros = _by_rows(format, self.shape, codes, scales, global_scale, zeros)
         self.format = format
         self.codes, self.scales, self.global_scale, self.zeros = codes, scales, global_scale, zeros
@@ -335,33 +332,62 @@ def _groups(columns: int, scales: Tensor | None, dim: int) -> int:
     return count if count and columns % (8 * count) == 0 else 1
 
 
-def _check(format: str, given: dict[str, Tensor | None], expected: _Expected) -> None:
-    for name, tensor in given.items():
-        if name not in expected:
+def check_parts(
+    owner: str,
+    format: str,
+    shape: tuple[int, ...],
+    given: Mapping[str, Tensor | None],
+    names: Mapping[str, str] | None = None,
+    fix: str = "",
+) -> None:
+    """Raise for the first tensor that is not one of a format and a shape; they may be on the meta device.
+
+    Args:
+        owner: the function that is given the tensors.
+        format: of the weight.
+        shape: of the weight, whose block divides the last dim.
+        given: the tensors by the names of a :class:`Packed`; None where there is none.
+        names: those of the tensors in the error, where they have others.
+        fix: of the error; empty: to pass the tensors of the checkpoint.
+
+    Raises:
+        InvalidInputError: a tensor is missing, or has another shape, dtype or device.
+
+    >>> import torch
+    >>> from fusedops.quantization import check_parts
+    >>> check_parts("load", "FP8_TENSOR", (2, 3), {"codes": torch.zeros(2, 3, dtype=torch.uint8)})
+    Traceback (most recent call last):
+    fusedops.errors.InvalidInputError: load: got scales = None, expected a tensor of shape (1, 1), which FP8_TENSOR ...
+    """
+    expected = (_expected_by_columns if format in BY_COLUMNS else _expected)(format, shape, given.get("scales"))
+    for part in _NAMES:
+        name, tensor = (names or {}).get(part, part), given.get(part)
+        if part not in expected:
             if tensor is not None:
                 raise InvalidInputError(
-                    f"Packed: got {name} for {format}, expected None, since it has none; to fix: leave it out"
+                    f"{owner}: got {name} for {format}, expected None, since it has none; "
+                    f"to fix: {fix or 'leave it out'}"
                 )
             continue
-        shapes, dtypes = expected[name]
+        shapes, dtypes = expected[part]
         if tensor is None:
-            if name == "zeros" and format == "INT4_GROUP":
+            if part == "zeros" and format == "INT4_GROUP":
                 continue
             raise InvalidInputError(
-                f"Packed: got {name} = None, expected a tensor of shape {shapes[0]}, which {format} has; to fix: pass "
-                f"the {name} of the checkpoint"
+                f"{owner}: got {name} = None, expected a tensor of shape {shapes[0]}, which {format} has; "
+                f"to fix: {fix or f'pass the {name} of the checkpoint'}"
             )
         if tuple(tensor.shape) not in shapes or tensor.dtype not in dtypes:
-            names = ", ".join(str(each).removeprefix("torch.") for each in dtypes)
+            wanted = ", ".join(str(each).removeprefix("torch.") for each in dtypes)
             raise InvalidInputError(
-                f"Packed: got {name} of {str(tensor.dtype).removeprefix('torch.')} and shape {tuple(tensor.shape)}, "
-                f"expected {names} and shape {' or '.join(map(str, shapes))}, those of {format}; to fix: pass the "
-                f"{name} of the checkpoint, with the shape of its weight"
+                f"{owner}: got {name} of {str(tensor.dtype).removeprefix('torch.')} and shape {tuple(tensor.shape)}, "
+                f"expected {wanted} and shape {' or '.join(map(str, shapes))}, those of {format}; "
+                f"to fix: {fix or f'pass the {name} of the checkpoint, with the shape of its weight'}"
             )
     devices = {name: each.device for name, each in given.items() if each is not None}
     if len(set(devices.values())) > 1:
         raise InvalidInputError(
-            f"Packed: got tensors on {', '.join(f'{d} ({n})' for n, d in devices.items())}, expected one device; to "
+            f"{owner}: got tensors on {', '.join(f'{d} ({n})' for n, d in devices.items())}, expected one device; to "
             f"fix: move them to the device of the codes"
         )
 

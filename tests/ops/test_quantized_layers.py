@@ -62,3 +62,12 @@ def test_a_dtype_does_not_round_the_scales(format: str) -> None:
 def test_a_weight_of_experts_is_no_layer() -> None:
     with pytest.raises(InvalidInputError, match="the weight of one expert"):
         QuantizedLinear.of_packed(pack(torch.ones(2, 3, 64), "MXFP4"))
+
+
+@pytest.mark.parametrize(("format", "columns"), [("FP8_ROW", 33), ("FP8_BLOCK", 130), ("INT4_GROUP", 40)])
+def test_a_row_of_a_packed_weight_may_be_no_multiple_of_32(format: str, columns: int) -> None:
+    packed = pack(torch.randn(3, columns), format, group=8)
+    layer, x = QuantizedLinear.of_packed(packed), torch.randn(2, columns)
+    assert (layer.in_features, layer.out_features) == (columns, 3)
+    torch.testing.assert_close(layer(x), x @ unpack(packed).t(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(QuantizedEmbedding.of_packed(packed)(torch.tensor([2])), unpack(packed)[2:])

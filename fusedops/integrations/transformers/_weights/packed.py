@@ -328,6 +328,8 @@ def unpack(model: Module) -> None:
         if any(id(layer) in adapted for layer in group):
             weight.requires_grad = False
         for layer in group:
+            for name in layer.parts:
+                del layer._buffers[f"{KEYS[layer.format]}_{name}"]
             _exchange(layer, KEYS[layer.format], "weight", weight)
             layer.__class__ = next(plain for plain, packed in _PACKED.items() if packed is type(layer))
             for name in ("format", "weight_dtype", "weight_state", "full_name"):
