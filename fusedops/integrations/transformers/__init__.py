@@ -30,6 +30,7 @@ from fusedops.integrations.transformers._kernels import Layer as Layer
 from fusedops.integrations.transformers._kernels import Mapping as Mapping
 from fusedops.integrations.transformers._kernels import mapping as mapping
 from fusedops.integrations.transformers._sampling import seeded_sampling as seeded_sampling
+from fusedops.integrations.transformers._weights.checkpoint import from_packed as from_packed
 from fusedops.integrations.transformers._weights.gguf import from_gguf as from_gguf
 from fusedops.integrations.transformers._weights.packed import quantize as quantize
 
@@ -41,6 +42,7 @@ __all__ = [
     "apply",
     "attention_forward",
     "from_gguf",
+    "from_packed",
     "mapping",
     "quantize",
     "seeded_sampling",
