@@ -12,6 +12,7 @@ import torch
 
 from fusedops import Kernel, kernel, ops
 from fusedops.constraints import Capability, Constraint, Dim, DType, OneOf
+from fusedops.quantization import SCALED
 from fusedops_triton._constraints import (
     FEW_ROWS,
     GROUPED,
@@ -67,6 +68,9 @@ def _summed_rows(name: str) -> tuple[Dim, ...]:
     """Return the same for backward, with the batches and tokens whose parts are programs along an axis of a grid."""
     return (_whole_rows(name), Dim(name, (0,), at_most=2**15), Dim(name, (1,), at_most=2**23))
 
+
+#: Blocks of one scale, and a minimum, of 32 weights; and all formats with a tensor of scales.
+_PACKED = (OneOf("format", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *SCALED), row_length("packed", 0))
 
 KERNELS = (
     kernel(
@@ -239,13 +243,8 @@ KERNELS = (
         "quantized._quantized:quantized_linear",
         "quantized._quantized:quantized_linear_backward",
         *supported("x"),
-        OneOf("format", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),  # one scale, and a minimum, of 32 weights
-        row_length("packed", 0),
-        gradients=(
-            *supported("grad"),
-            OneOf("format", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
-            row_length("packed", 0),
-        ),
+        *_PACKED,
+        gradients=(*supported("grad"), *_PACKED),
         uses="torch.mm, ",
         rows=ORDER,
     ),

@@ -1,4 +1,4 @@
-"""quantized_linear with Triton, in the formats whose blocks have 32 weights.
+"""quantized_linear with Triton, in the formats of GGUF whose blocks have 32 weights, and those of ``_scaled.py``.
 
     vector     A program computes the products of one row of x, or of four, with a few rows of the weight. It reads two
                bytes of the weight at a time, and multiplies each weight in float32. For a few rows of x: programs of
@@ -31,12 +31,12 @@ from triton.runtime.jit import JITFunction
 
 from fusedops.dtypes import no_autocast
 from fusedops.ops.quantized.quantized_linear import QuantizedLinearArgs, QuantizedLinearGradArgs
-from fusedops.quantization import FORMATS
-from fusedops_triton._jit._bias import rounded
+from fusedops.quantization import weights_of_row
 from fusedops_triton._jit._common import TYPES, read
 from fusedops_triton._jit._profiled import profiled
 from fusedops_triton.launch.launcher import Launch, cached_by_layout
 from fusedops_triton.launch.settings import ceil_div, chains_products
+from fusedops_triton.quantized._scaled import Scaled, scaled, store_tile
 
 
 class _Layout(NamedTuple):
@@ -78,57 +78,84 @@ _CHUNK = 2**24
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
+class Blocks(NamedTuple):
+    """A packed weight (outputs, columns) of GGUF, as words of two bytes."""
+
+    words: Tensor
+    columns: int
+    format: str
+
+    @property
+    def outputs(self) -> int:
+        """The rows of the weight."""
+        return self.words.shape[0]
+
+    def vector(self, y: Tensor, x: Tensor, bias: Tensor | None) -> None:
+        """Compute the products of a few rows."""
+        _vector_launch(x.shape[0], self.outputs, self.columns, self.format)(y, y, x, self.words, bias)
+
+    def tiles(self, y: Tensor, x: Tensor, bias: Tensor | None) -> bool:
+        """Compute the products of many rows of 16 bits, or return False where that is not exact."""
+        if x.dtype.itemsize != 2 or _LAYOUTS[self.format].MINIMUM:
+            return False
+        _tiles_launch(x.shape[0], self.outputs, self.columns, self.format, x.dtype)(y, y, x, self.words, bias)
+        return True
+
+    def unpack(self, rows: slice, weight: Tensor) -> None:
+        """Write some rows of the weight, contiguous, float32."""
+        _unpack_launch(weight.shape[0], self.columns, self.format)(weight, weight, self.words[rows])
+
+
 def quantized_linear(a: QuantizedLinearArgs) -> Tensor:
     """Compute the op."""
-    assert a.format is not None  # by the op's constraints
-    return linear_forward(a.x, a.packed, a.bias, a.format)
+    return linear_forward(a.x, _weight(a), a.bias)
 
 
 def quantized_linear_backward(a: QuantizedLinearGradArgs) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients of x, by torch's products with chunks of the weight, and of bias."""
+    return linear_backward(a.grad, _weight(a), a.bias, a.needs)
+
+
+def _weight(a: QuantizedLinearArgs | QuantizedLinearGradArgs) -> Blocks | Scaled:
     assert a.format is not None  # by the op's constraints
-    return linear_backward(a.grad, a.packed, a.bias, a.format, a.needs)
+    if a.scales is not None:
+        return scaled(a.packed, a.format, a.scales, a.global_scale, a.zeros)
+    return Blocks(_words(a.packed), weights_of_row(a.packed.shape[1], a.format), a.format)
 
 
-def linear_forward(x: Tensor, packed: Tensor, bias: Tensor | None, format: str) -> Tensor:
+def linear_forward(x: Tensor, weight: Blocks | Scaled, bias: Tensor | None) -> Tensor:
     """Return the products, (..., N), in the dtype of x."""
-    outputs, columns = packed.shape[0], x.shape[-1]
-    y = x.new_empty((*x.shape[:-1], outputs))
+    y = x.new_empty((*x.shape[:-1], weight.outputs))
     if not y.numel():
         return y
-    if not columns:
+    if not weight.columns:
         return y.copy_(bias) if bias is not None else y.zero_()
-    flat = x.resolve_neg().reshape(-1, columns).contiguous()
-    words, rows = _words(packed), flat.shape[0]
+    flat = x.resolve_neg().reshape(-1, weight.columns).contiguous()
     bias = None if bias is None else bias.resolve_neg().contiguous()
-    tiled = x.dtype.itemsize == 2 and not _LAYOUTS[format].MINIMUM
-    if rows <= _FEW_ROWS:
-        _vector_launch(rows, outputs, columns, format)(y, y, flat, words, bias)
-    elif tiled:
-        _tiles_launch(rows, outputs, columns, format, x.dtype)(y, y, flat, words, bias)
-    else:
-        wide, sums = flat.float(), y.view(rows, outputs)
+    if flat.shape[0] <= _FEW_ROWS:
+        weight.vector(y, flat, bias)
+    elif not weight.tiles(y, flat, bias):
+        wide, sums = flat.float(), y.view(flat.shape[0], weight.outputs)
         with no_autocast(x.device.type):
-            for at, weight in _chunks(words, columns, format):
-                part = wide @ weight.t() if bias is None else torch.addmm(bias[at].float(), wide, weight.t())
-                sums[:, at] = part
+            for at, part in _chunks(weight):
+                product = wide @ part.t() if bias is None else torch.addmm(bias[at].float(), wide, part.t())
+                sums[:, at] = product
     return y
 
 
 def linear_backward(
-    grad: Tensor, packed: Tensor, bias: Tensor | None, format: str, needs: tuple[bool, ...]
+    grad: Tensor, weight: Blocks | Scaled, bias: Tensor | None, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of x, a sum over the chunks, and of bias, each where it is wanted."""
     flat = grad.resolve_neg().reshape(grad.shape[:-1].numel(), grad.shape[-1]).float()
     dx = dbias = None
     if needs[0]:
-        columns = packed.shape[1] // FORMATS[format].bytes * FORMATS[format].weights
-        total = flat.new_zeros((flat.shape[0], columns))
-        if total.numel() and packed.numel():
+        total = flat.new_zeros((flat.shape[0], weight.columns))
+        if total.numel() and weight.outputs:
             with no_autocast(grad.device.type):
-                for at, weight in _chunks(_words(packed), columns, format):
-                    total.addmm_(flat[:, at], weight)
-        dx = total.view(*grad.shape[:-1], columns).to(grad.dtype)
+                for at, part in _chunks(weight):
+                    total.addmm_(flat[:, at], part)
+        dx = total.view(*grad.shape[:-1], weight.columns).to(grad.dtype)
     if needs[1] and bias is not None:
         dbias = flat.sum(0).to(bias.dtype)
     return dx, dbias
@@ -142,15 +169,16 @@ def _words(packed: Tensor) -> Tensor:
     return packed.view(torch.int16)
 
 
-def _chunks(words: Tensor, columns: int, format: str) -> Iterator[tuple[slice, Tensor]]:
+def _chunks(weight: Blocks | Scaled) -> Iterator[tuple[slice, Tensor]]:
     """Yield chunks of rows of the weight in float32, in one memory."""
+    outputs, columns = weight.outputs, weight.columns
     step = max(ceil_div(_CHUNK, columns), 1)
-    memory = torch.empty((min(step, words.shape[0]), columns), dtype=torch.float32, device=words.device)
-    for start in range(0, words.shape[0], step):
-        part = words[start : start + step]
-        weight = memory[: part.shape[0]]
-        _unpack_launch(part.shape[0], columns, format)(weight, weight, part)
-        yield slice(start, start + step), weight
+    memory = weight[0].new_empty((min(step, outputs), columns), dtype=torch.float32)
+    for start in range(0, outputs, step):
+        rows = slice(start, min(start + step, outputs))
+        part = memory[: rows.stop - start]
+        weight.unpack(rows, part)
+        yield rows, part
 
 
 @cached_by_layout
@@ -256,7 +284,7 @@ def _vector(
             weight = scale * _integers(data, block_ptr, place[None, :], inside, part, 2, BITS, ZERO, FIFTH) + minimum
             x = read(row_ptr + (block.to(tl.int64) * 32 + place)[None, :], fits & (m < rows)[:, None])
             total += weight[None, :, :] * x[:, None, :]
-    _store(y_ptr, tl.sum(total, 2), bias_ptr, m, n, rows, outputs)
+    store_tile(y_ptr, tl.sum(total, 2), bias_ptr, m, n, rows, outputs)
 
 
 @profiled(do_not_specialize=["outputs", "blocks", "across"])
@@ -323,19 +351,10 @@ def _tiles(
             total += sums * scale[None, :]
         row_ptr += 32
         scale_ptr += BYTES // 2
-    _store(y_ptr, total, bias_ptr, m, n, rows, outputs)
+    store_tile(y_ptr, total, bias_ptr, m, n, rows, outputs)
 
 
 @triton.jit
 def _bytes(word_ptr):
     """Return pointers (N,) to words as pointers to bytes, (1, N)."""
     return word_ptr.to(tl.pointer_type(tl.uint8))[None, :]
-
-
-@triton.jit
-def _store(y_ptr, sums, bias_ptr, m, n, rows, outputs):
-    """Write sums (rows m, columns n), with the bias."""
-    if bias_ptr is not None:
-        sums += read(bias_ptr + n, n < outputs)[None, :]
-    at = m.to(tl.int64)[:, None] * outputs + n[None, :]
-    tl.store(y_ptr + at, rounded(sums, y_ptr), (m < rows)[:, None] & (n < outputs)[None, :])

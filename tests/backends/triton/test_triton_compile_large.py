@@ -58,7 +58,8 @@ LARGE: dict[str, list[Case]] = {
         for at in (0, 2)
     ],
     "quantized_linear": [
-        {"shape": [rows, 2**16, 2**17], "format": packed} for rows, packed in ((1, "Q8_0"), (2**16, "Q4_0"))
+        {"shape": [rows, 2**16, 2**17], "format": packed}
+        for rows, packed in ((1, "Q8_0"), (2**16, "Q4_0"), (1, "FP8_ROW"), (2**16, "NVFP4"), (2**16, "NF4"))
     ],
     "experts": [{**EXPERTS, "launch": at} for at in range(5)],
     "experts backward": [{**EXPERTS, "launch": at} for at in range(2, 9)],

@@ -355,6 +355,17 @@ PRODUCTS = {
     "tiles of fifth bits": ("_tiles", "Q5_0", "float16", 512),
     "unpacked": ("_unpack", "Q5_1", "bfloat16", 512),
 }
+#: The same of formats with a tensor of scales: e8m0, e4m3, floats of blocks, with zeros, by a table.
+SCALED = {
+    "one row of MXFP4": ("_vector", "MXFP4", "bfloat16", 1),
+    "a few rows of FP8_BLOCK": ("_vector", "FP8_BLOCK", "float16", 8),
+    "a few rows of INT4_GROUP": ("_vector", "INT4_GROUP", "float32", 8),
+    "tiles of NVFP4": ("_tiles", "NVFP4", "bfloat16", 512),
+    "tiles of MXFP4": ("_tiles", "MXFP4", "float16", 512),
+    "tiles of FP8_BLOCK": ("_tiles", "FP8_BLOCK", "bfloat16", 512),
+    "tiles of INT4_GROUP": ("_tiles", "INT4_GROUP", "bfloat16", 512),
+    "NF4, unpacked": ("_unpack", "NF4", "bfloat16", 512),
+}
 
 
 def _of_quantized() -> dict[str, Case]:
@@ -365,6 +376,21 @@ def _of_quantized() -> dict[str, Case]:
             cases[f"{name}, {target}"] = {**case, "format": packed, "spilled": 8}
     cases["2**33 weights"] = {**cases["one row, sm_90"], "shape": [1, 2**16, 2**17]}
     return cases
+
+
+def _of_scaled() -> dict[str, Case]:
+    return {
+        f"{name}, {target}": {
+            "op": "quantized_linear",
+            "shape": [rows, 4096, 4096],
+            "dtype": dtype,
+            "format": packed,
+            "target": target,
+            "spilled": 8,
+        }
+        for at, (name, (_, packed, dtype, rows)) in enumerate(SCALED.items())
+        for target in ("sm_90", OTHERS[at % 3], *(OTHERS if name == "tiles of NVFP4" else ()))
+    }
 
 
 def _of_int8() -> dict[str, Case]:
@@ -420,6 +446,13 @@ def check_quantized(case: Case, facts: dict[str, Any]) -> None:
     assert facts["loads"].get("2", 0) > 4, facts
 
 
+def check_scaled(case: Case, facts: dict[str, Any]) -> None:
+    assert facts["kernel"] in {kernel for kernel, packed, *_ in SCALED.values() if packed == case["format"]}
+    assert facts["registers"] * facts["warps"] <= 2**11, facts  # one program on a processor or more
+    if facts["kernel"] != "_tiles":  # the codes of a row are read by words
+        assert facts["loads"].keys() & {"4", "8", "16"}, facts
+
+
 # -------------------------------------------------------------------------------------------------------- instructions
 
 
@@ -457,6 +490,7 @@ FAMILIES = (
     (_of_int8, check_int8),
     (_of_modulated, check_modulated),
     (_of_quantized, check_quantized),
+    (_of_scaled, check_scaled),
     (_of_loss, check_loss),
     (_of_rotary, check_rotary),
     (_of_routing, check_routing),

@@ -60,14 +60,15 @@ PRODUCTS: dict[str, Case] = {
 PRODUCTS["linear_attention, parts"] = {**CASES["linear_attention"], "launch": 0}
 #: Blocks of packed weights begin at multiples of two bytes.
 PACKED: dict[str, Case] = {
-    f"quantized_linear, {rows}": {
+    f"quantized_linear, {rows}, {packed}": {
         "op": "quantized_linear",
         "dtype": "bfloat16",
         "target": "sm_90",
         "shape": [rows, 4096, 4096],
-        "format": "Q8_0",
+        "format": packed,
     }
     for rows in (1, 512)
+    for packed in ("Q8_0", "NVFP4", "FP8_BLOCK")
 }
 PACKED["int8_linear"] = {"op": "int8_linear", "dtype": "bfloat16", "target": "sm_90", "shape": [512, 4096, 4096]}
 CASES |= PRODUCTS | PACKED

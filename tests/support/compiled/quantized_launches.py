@@ -21,14 +21,24 @@ def launch_int8(case: dict[str, Any]) -> None:
 
 def launch_quantized(case: dict[str, Any]) -> None:
     """Make the launches of a case. op: "quantized_linear", or with " backward"; shape (rows, K, N), format, dtype."""
-    from fusedops.quantization import bytes_of_row
+    from fusedops.ops.quantized.quantized_linear import QuantizedLinearArgs, QuantizedLinearGradArgs
+    from fusedops.quantization import SCALED, bytes_of_row
     from fusedops_triton.quantized import _quantized
 
     (rows, columns, outputs), dtype = case["shape"], getattr(torch, case["dtype"])
     x = torch.empty(rows, columns, dtype=dtype, device="meta")
-    packed = torch.empty(outputs, bytes_of_row(columns, case["format"]) or 0, dtype=torch.uint8, device="meta")
+    size = bytes_of_row(columns, case["format"]) or 0
+    packed = torch.empty(outputs, size, dtype=torch.uint8, device="meta")
     bias = torch.empty(outputs, dtype=dtype, device="meta")
+    parts: tuple[Any, ...] = (None, None, None)
+    if (data := SCALED.get(case["format"])) is not None:
+        groups = data.scales_shape(outputs, columns, columns // 128)
+        scales = torch.empty(groups, dtype=torch.uint8 if torch.uint8 in data.scales else torch.float16, device="meta")
+        divisor = torch.empty((), device="meta") if data.global_scale else None
+        parts = (scales, divisor, scales.to(torch.uint8) if data.zeros else None)
     if case["op"].endswith("backward"):
-        _quantized.linear_backward(x.new_empty(rows, outputs), packed, bias, case["format"], (True, False))
+        grad, needs = x.new_empty(rows, outputs), (True, False)
+        args = QuantizedLinearGradArgs(grad, packed, bias, case["format"], *parts, x_dtype=dtype, needs=needs)
+        _quantized.quantized_linear_backward(args)
     else:
-        _quantized.linear_forward(x, packed, bias, case["format"])
+        _quantized.quantized_linear(QuantizedLinearArgs(x, packed, bias, case["format"], *parts))
