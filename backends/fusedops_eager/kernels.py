@@ -58,7 +58,7 @@ def _formulas(op: Callable[..., Any], rows: _Promise) -> tuple[Kernel, Kernel]:
     return _both(op, forward_of(op.__name__), backward_of(op.__name__), rows)
 
 
-_PAGED = "attention.paged_attention:paged_attention"
+_PAGED, _STORE = "attention.paged_attention:paged_attention", "attention.store_kv:store_kv"
 KERNELS = (
     *_both(ops.attention, "attention._attention:attention", "attention._attention:attention_backward", PRODUCTS),
     *_both(
@@ -74,6 +74,7 @@ KERNELS = (
         PRODUCTS,
     ),
     _both(ops.paged_attention, _PAGED, _PAGED, PRODUCTS)[0],
+    _both(ops.store_kv, _STORE, _STORE, True)[0],
     *_formulas(ops.bias_dropout, PLACE),
     *_formulas(ops.bias_dropout_add, PLACE),
     *_both(ops.bias_gelu, "bias._gelu:gelu_forward", "bias._gelu:gelu_backward", VECTORS),

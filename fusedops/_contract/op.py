@@ -18,6 +18,7 @@ from fusedops._contract.tensor_spec import TensorSpec, capability_of
 from fusedops._contract.values import ROWS_ARE_INDEPENDENT, Output, Padding, Saved, Sharding, loaded
 from fusedops._report.direction import Direction
 from fusedops._report.reason import Reason
+from fusedops._storages import is_freed
 from fusedops.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -99,6 +100,12 @@ class Op:
         self.integers = tuple(output.name for output in described if output.integer)
         self.output_of = {output.name: output.of for output in described if output.of is not None}
         self.permuted = tuple(output.name for output in described if output.permuted)
+        self.written = tuple(output.of for output in described if output.written and output.of is not None)
+        if self.written and (len(self.written) != len(described) or backward):
+            raise ValueError(
+                f"op {self.name}: got written outputs of {self.written} beside others or with backward, expected each "
+                f"output to be a parameter that is written, and no gradients"
+            )
         if bool(backward) != bool(differentiable):
             raise ValueError(f"op {self.name}: got differentiable {differentiable}, expected names with backward alone")
         if backward and (not self.with_gradient or self.with_gradient + self.integers != self.outputs):
@@ -128,6 +135,7 @@ class Op:
         # the arguments that serve.py checks for requires_grad
         self.gradient_indices = tuple(map(self.parameters.index, filter(None, (*differentiable, passed_through))))
         self.tensor_indices = tuple(map(self.parameters.index, self.tensors))
+        self.written_indices = tuple(map(self.parameters.index, self.written))
         # keys of the plans for the usual device types, built once
         self.cpu_key, self.cuda_key = (self.name, "cpu"), (self.name, "cuda")
 
@@ -226,14 +234,47 @@ class Op:
         # by index: under torch.fx the results are one proxy, which cannot be iterated
         return tuple([None if name in absent else results[i] for i, name in enumerate(self.outputs)])
 
+    def with_copies(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arguments with copies of those that a call writes, of the same strides where these can be written.
+
+        One that no kernel takes is not copied: sparse, nested, or with a storage that was freed.
+        """
+        copies = list(args)
+        for index in self.written_indices:
+            arg = args[index]
+            if not isinstance(arg, Tensor) or arg.is_nested or arg.layout is not torch.strided or is_freed(arg):
+                continue
+            overlaps = any(size > 1 and not stride for size, stride in zip(arg.shape, arg.stride()))
+            strides = arg.contiguous().stride() if overlaps else arg.stride()
+            copies[index] = torch.empty_strided(arg.shape, strides, dtype=arg.dtype, device=arg.device).copy_(arg)
+        return tuple(copies)
+
+    def write(self, args: Sequence[Any], results: Sequence[Tensor]) -> None:
+        """Copy what the reference returned into the arguments that a call writes."""
+        for index, result in zip(self.written_indices, results):
+            if args[index] is not None:
+                args[index].copy_(result)
+
+    def count_writes(self, args: Sequence[Any]) -> None:
+        """Count a write of each argument that a call has written, as torch's own functions do for autograd."""
+        for index in self.written_indices:
+            if args[index] is not None and not args[index].is_inference():
+                torch.autograd.graph.increment_version(args[index])
+
     def call_kernel(self, run: Callable[..., Any], args: Sequence[Any], save: bool = False) -> Any:
         """Call a forward kernel, which takes ``save`` where the op has saved values."""
         return run(*args, save) if self.saved else run(*args)
 
     def reference_with_saved(self, *args: Any) -> Any:
-        """Compute what a forward kernel returns, by the references. Takes ``save`` where the op has saved values."""
+        """Compute what a forward kernel returns, by the references. Takes ``save`` where the op has saved values.
+
+        Arguments that a kernel writes are written.
+        """
         if not self.saved:
-            return self.reference(*args)
+            results = self.reference(*args)
+            if self.written:
+                self.write(args, results)
+            return results
         inputs, save = args[:-1], args[-1]
         outputs = self.as_tuple(self.reference(*inputs))
         return (*outputs, *(self.saved_references(inputs, outputs) if save else [None] * len(self.saved)))
@@ -245,8 +286,17 @@ class Op:
         return [value.reference(*(known[name] for name in names)) for value, names in zip(self.saved, parameters)]
 
     def call_public(self, *args: Any, backend: str | None = None) -> Any:
-        """Call the public function with every argument by position."""
-        return self.function(**dict(zip(self.parameters, args)), backend=backend)
+        """Call the public function with every argument by position.
+
+        Of an op that writes arguments, the results are copies of these that the call has written.
+        """
+        args = self.with_copies(args)
+        results = self.function(**dict(zip(self.parameters, args)), backend=backend)
+        return self.written_in(args) if self.written else results
+
+    def written_in(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arguments that a call writes."""
+        return tuple(args[index] for index in self.written_indices)
 
     def backward_arguments(
         self, grads: Sequence[Any], results: Sequence[Any], args: Sequence[Any], needs: tuple[bool, ...]

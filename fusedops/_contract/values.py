@@ -20,16 +20,20 @@ class Output(NamedTuple):
             Integer outputs come last.
         permuted: True where a kernel may choose the memory order of the dims, without gaps. In compiled code the
             output has the order that the op's ``empty`` gives, and gradients have the order of their inputs.
+        written: True where the output is the parameter ``of`` itself, which the op writes. Kernels write it in place
+            and return it, the reference returns a new tensor, and the public function returns None. All outputs of an
+            op are written, or none.
 
     >>> import fusedops
     >>> fusedops.Output("rotated_k", of="k")
-    Output(name='rotated_k', of='k', integer=False, permuted=False)
+    Output(name='rotated_k', of='k', integer=False, permuted=False, written=False)
     """
 
     name: str
     of: str | None = None
     integer: bool = False
     permuted: bool = False
+    written: bool = False
 
 
 class Saved(NamedTuple):

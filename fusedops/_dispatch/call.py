@@ -57,5 +57,7 @@ def call(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:
             return call(op, with_floats(args, op.float_indices), backend)
         return serve_other_tensors(op, args, backend, violated)
     if is_transformed():
-        return op.reference(*op.prepared(args))
+        prepared = op.prepared(args)
+        results = op.reference(*prepared)
+        return op.write(prepared, results) if op.written else results
     return serve(op, args, backend)

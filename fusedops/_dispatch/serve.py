@@ -97,7 +97,10 @@ def run(
             backward = _backward_kernel(op, plan, kernel, args)
         return autograd.apply(op, kernel.counted(), backward, True, args)
     if not op.saved:
-        return kernel.counted()(*args)
+        results = kernel.counted()(*args)
+        if op.written:
+            op.count_writes(args)
+        return results
     results = kernel.counted()(*args, False)
     return results[0] if op.single else op.outputs_of(results)
 
@@ -105,7 +108,10 @@ def run(
 def forward_results(op: Op, args: tuple[Any, ...], backend: str | None, save: bool = False) -> Any:
     """Return what the forward kernel for a valid call returns, saved values included. Without autograd."""
     kernel = select(plan_for(op, args[0], backend), args)
-    return op.call_kernel(kernel.counted(), args, save)
+    results = op.call_kernel(kernel.counted(), args, save)
+    if op.written:
+        op.count_writes(args)
+    return results
 
 
 def backward_results(op: Op, args: tuple[Any, ...], backend: str | None) -> Any:

@@ -24,7 +24,7 @@ from fusedops._report.mismatch import Mismatch, Verification
 from fusedops._verify.compare import difference, limits, with_choice
 from fusedops._verify.result_form import ResultForm, as_tuple, result_forms, wrong_forms
 from fusedops._verify.result_memory import Inputs, Results
-from fusedops.dtypes import no_autocast
+from fusedops.dtypes import STORAGE, no_autocast
 from fusedops.errors import FusedOpsWarning, InvalidInputError, MismatchError
 
 REFERENCE = "reference"
@@ -111,23 +111,24 @@ class verify:
             return served.call(*args)
         args = op.backward_call.without_reuse(args) if kernel.direction == "backward" else args
         with torch.no_grad():
-            inputs = Inputs(dict(zip(op.parameters_of(kernel.direction), args)))
+            names = op.parameters_of(kernel.direction)
+            inputs = Inputs({name: arg for name, arg in zip(names, args) if name not in op.written})
             why = self._not_comparable(served, args)
             chooses = kernel.direction == "forward" and op.evidence.pin_choice is not None
             # first: the kernel may write its inputs
             before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args] if chooses else args
-            expected = None if why or chooses else self._expected(op, kernel, args)
+            expected = None if why or chooses else self._expected(op, kernel, op.with_copies(args))
         results = served.call(*args)
         with torch.no_grad():
             forms = result_forms(op, kernel.direction, args)
             several = len(forms) > 1 or (kernel.direction == "backward" and len(op.differentiable) > 1)
-            wrong = wrong_forms(forms, results, several, args[0].device)
+            wrong = [] if op.written else wrong_forms(forms, results, several, args[0].device)
             wrong += [(f"input {name}", "written, expected it unchanged") for name in inputs.written()]
             tensors: dict[str, Tensor] = {}
             if not wrong:
                 found = zip(forms, as_tuple(results))
                 tensors = {form.name: each for form, each in found if form.like is not None and each is not None}
-                wrong = self._results.shared(op.name, tensors, inputs.tensors)
+                wrong = [] if op.written else self._results.shared(op.name, tensors, inputs.tensors)
             for name, text in wrong:
                 self._record_one(served, args, name, math.inf, text, of_form=True)
             asked = args
@@ -258,7 +259,7 @@ def _in_float64(arg: Any) -> Any:
     if not isinstance(arg, Tensor):
         return arg
     on_cpu = arg.detach().cpu()
-    return on_cpu.double() if on_cpu.is_floating_point() else on_cpu
+    return on_cpu.double() if on_cpu.dtype in STORAGE else on_cpu  # codes of 8 bits stay what they are
 
 
 def _same_shape(value: Any, result: Tensor | None) -> bool:

@@ -34,6 +34,7 @@ from fusedops.constraints.conditions import Capability as Capability
 from fusedops.constraints.conditions import Present as Present
 from fusedops.constraints.conditions import When as When
 from fusedops.constraints.counts import Divisor as Divisor
+from fusedops.constraints.dims import CacheScale as CacheScale
 from fusedops.constraints.dims import DimMultiple as DimMultiple
 from fusedops.constraints.dims import LastDims as LastDims
 from fusedops.constraints.dims import LeadingDims as LeadingDims
@@ -53,6 +54,7 @@ from fusedops.constraints.dtypes import LogSums as LogSums
 from fusedops.constraints.dtypes import Mask as Mask
 from fusedops.constraints.dtypes import Offsets as Offsets
 from fusedops.constraints.dtypes import OneElement as OneElement
+from fusedops.constraints.dtypes import Slots as Slots
 from fusedops.constraints.quantized import PackedPart as PackedPart
 from fusedops.constraints.quantized import PackedRows as PackedRows
 from fusedops.constraints.quantized import ScaleGroups as ScaleGroups

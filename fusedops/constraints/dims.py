@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -316,6 +316,63 @@ class LastDims(Beside):
         shape = other.shape[-self.count :]
         shapes = {shape, (1, *shape), (*shape[:-1], shape[-1] + 1), (*shape[:-1], 1)}
         return self.shaped(tensor, sorted(shapes))
+
+
+class CacheScale(Beside):
+    """The tensor has a scale for each head of a cache (pages, size, heads, D), for each page and head, or each token.
+
+    >>> from fusedops.constraints import CacheScale
+    >>> CacheScale("k_scale", "k_cache").describe()
+    'k_scale: (heads,), (pages, heads) or (pages, size, heads) of k_cache'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def expression(self, constants: dict[str, object]) -> str:
+        shape, whole = f"{self.name}.shape", f"{self.other}.shape"
+        return (
+            f"{self.name}.dim() == 1 and {shape} == {whole}[2:3] or {self.name}.dim() == 3 and {shape} == {whole}[:3] "
+            f"or {self.name}.dim() == 2 and {shape}[0] == {whole}[0] and {shape}[1] == {whole}[2]"
+        )
+
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        return any(
+            len(shape) == tensor.dim() and all(possible(size == wanted) for size, wanted in zip(tensor.shape, shape))
+            for shape in self._shapes(other)
+        )
+
+    def rule(self) -> str:
+        return f"(heads,), (pages, heads) or (pages, size, heads) of {self.other}"
+
+    def needed(self, tensor: Any, other: Any) -> str:
+        return f"a scale for each head, page or token, {' or '.join(map(str, self._shapes(other)))}"
+
+    def fix_of(self, tensor: Any, other: Any) -> str:
+        return f"pass one for each token, {self.name}.new_empty({self._shapes(other)[-1]})"
+
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        shapes = self._shapes(other)
+        return self.shaped(tensor, [*shapes, (*shapes[-1], 1), *((*shape[:-1], shape[-1] + 1) for shape in shapes)])
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        values = self.arguments(args)
+        if values is None:
+            return {}
+        return {
+            f"{self.name} of {len(shape)} dims": values[0].replace(shape=shape) for shape in self._shapes(values[1])
+        }
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        values = self.arguments(args)
+        if values is None or values[1].dim() != 4 or not 1 <= values[0].dim() <= 3:
+            return None
+        return values[0].replace(shape=self._shapes(values[1])[values[0].dim() - 1])
+
+    @staticmethod
+    def _shapes(other: Any) -> list[tuple[int, ...]]:
+        pages, size, heads = (*other.shape, 0, 0, 0)[:3]
+        return [(heads,), (pages, heads), (pages, size, heads)]
 
 
 class LeadingDims(Beside):

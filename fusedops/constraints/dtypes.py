@@ -303,6 +303,28 @@ class Lengths(_Strided):
         return f"pass the length of each sequence, as in {self.name}.long()"
 
 
+class Slots(_Strided):
+    """A strided tensor of int64, the place of each token in pages: page * size + offset, or -1 for none.
+
+    No constraint reads the numbers. The conformance kit makes places of which none is there twice.
+
+    Args:
+        name: the tensor argument.
+        of: the tensor of the pages, (pages, size, ...).
+
+    >>> from fusedops.constraints import Slots
+    >>> Slots("slots", "k_cache").describe()
+    'slots: int64'
+    """
+
+    def __init__(self, name: str, of: str) -> None:
+        super().__init__(name, torch.int64)
+        self.of = of
+
+    def fix_of(self, tensor: Any) -> str:
+        return f"pass the place of each token, page * size + offset, as in {self.name}.long()"
+
+
 class LogSums(_Strided):
     """A strided tensor of float32 or float64, each the logarithm of a sum of exponentials: -inf for an empty sum.
 

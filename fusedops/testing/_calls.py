@@ -26,6 +26,7 @@ from fusedops.testing._roles import (
     one_elements,
     packed_parts,
     packed_rows,
+    slots,
 )
 
 Call = dict[str, Any]  # a forward call by parameter, in the op's order; each tensor as a TensorSpec
@@ -133,6 +134,12 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
         if isinstance(spec, TensorSpec):
             most = prod(call[of].shape[dim] for of, dim in constraint.sizes)
             real[constraint.name] = random_lengths(spec.shape, most, generator).to(spec.dtype).to(spec.device)
+    for constraint in slots(op):
+        spec = call.get(constraint.name)
+        if isinstance(spec, TensorSpec):
+            real[constraint.name] = random_slots(spec.shape, prod(call[constraint.of].shape[:2]), generator).to(
+                spec.device
+            )
     for constraint in between(op):
         if isinstance(call.get(constraint.name), TensorSpec):
             real[constraint.name] = moved_between(real[constraint.name], constraint.low, constraint.high)
@@ -175,6 +182,22 @@ def random_lengths(shape: tuple[int, ...], most: int, generator: torch.Generator
     lengths.view(-1)[2::3] = 0
     lengths.view(-1)[:1] = most
     return lengths
+
+
+def random_slots(shape: tuple[int, ...], available: int, generator: torch.Generator) -> Tensor:
+    """Return the places of tokens, each once; -1 for every fifth, and for those that find no place.
+
+    >>> import torch
+    >>> from fusedops.testing._calls import random_slots
+    >>> random_slots((4,), 3, torch.Generator().manual_seed(0))
+    tensor([ 2,  0, -1, -1])
+    """
+    count = prod(shape)
+    found = torch.full((count,), -1)
+    each = torch.randperm(available, generator=generator)[:count]
+    found[: len(each)] = each
+    found[2::5] = -1
+    return found.view(shape)
 
 
 def moved_between(numbers: Tensor, low: float | None, high: float) -> Tensor:

@@ -42,7 +42,7 @@ def _check_fake(subject: Subject, direction: Direction, call: Call, form: Form) 
     subject.check_forms(given, (direction,))  # torch's own texts do not name the kernel
     for function, bound, options, results in _registered(subject, direction, given, form):
         with torch.no_grad(), subject.alone({direction: 1}, bound):
-            real = _each(function(*bound.values(), **options))
+            real = _each(function(*subject.op.with_copies(list(bound.values())), **options))
         with fake_tensor_mode() as mode, torch.no_grad():
             fake_args = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in bound.values()]
             predicted = _each(function(*fake_args, **options))
@@ -76,7 +76,9 @@ def _registered(
 
 
 def _each(results: Any) -> tuple[Tensor, ...]:
-    """Return the results of a registered op, one tensor or several, as a tuple."""
+    """Return the results of a registered op, one tensor, several or none, as a tuple."""
+    if results is None:
+        return ()
     return (results,) if isinstance(results, Tensor) else tuple(cast("Sequence[Tensor]", results))
 
 

@@ -17,6 +17,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.signature import with_floats
 from fusedops._report.direction import Direction
 from fusedops._verify.compare import difference, limits, within
+from fusedops.dtypes import STORAGE
 from fusedops.testing._empty import empty_outputs, empty_saved
 
 
@@ -176,7 +177,7 @@ def _wide(op: Op, args: Sequence[Any], wanted: Sequence[str] = ()) -> list[Any]:
     for name, arg in zip(op.parameters, args):
         if isinstance(arg, Tensor):
             arg = arg.detach().cpu()
-            if arg.is_floating_point():
+            if arg.dtype in STORAGE:  # codes of 8 bits stay what they are
                 arg = arg.double().requires_grad_(name in wanted)
         wide.append(arg)
     return wide

@@ -26,6 +26,7 @@ from fusedops.constraints import (
     PackedPart,
     PackedRows,
     Probability,
+    Slots,
     When,
 )
 
@@ -76,6 +77,12 @@ def offsets(op: Op) -> tuple[Offsets, ...]:
 def lengths(op: Op) -> tuple[Lengths, ...]:
     """Return the constraints on arguments that hold numbers of rows."""
     return tuple(c for c in _constraints(op) if isinstance(c, Lengths))
+
+
+@_cached
+def slots(op: Op) -> tuple[Slots, ...]:
+    """Return the constraints on arguments that hold the places of tokens in pages."""
+    return tuple(c for c in _constraints(op) if isinstance(c, Slots))
 
 
 @_cached

@@ -84,9 +84,11 @@ class Subject(KernelCalls):
         self._positional = sum(kind is not Parameter.KEYWORD_ONLY for kind in kinds)
 
     def public(self, *args: Any) -> Any:
-        """Call the public function with every argument by position."""
+        """Call the public function with every argument by position, see ``Op.call_public``."""
         split = self._positional
-        return self.op.function(*args[:split], **dict(zip(self.op.parameters[split:], args[split:])))
+        args = self.op.with_copies(args)
+        results = self.op.function(*args[:split], **dict(zip(self.op.parameters[split:], args[split:])))
+        return self.op.written_in(args) if self.op.written else results
 
     @contextmanager
     def alone(self, expected_runs: Mapping[Direction, int], unchanged: Mapping[str, Any]) -> Generator[None]:
@@ -126,9 +128,8 @@ class Subject(KernelCalls):
         with torch.no_grad(), self.alone({"forward": 1}, dict(zip(self.op.parameters, args))):
             outputs = self.each_output(self.public(*args), args)
         self.check_outputs(outputs, args)
-        check_own_memory(
-            dict(zip(map(self.output_name, self.op.outputs), outputs)), dict(zip(self.op.parameters, args))
-        )
+        given = {} if self.op.written else dict(zip(self.op.parameters, args))
+        check_own_memory(dict(zip(map(self.output_name, self.op.outputs), outputs)), given)
         return outputs
 
     def each_output(self, results: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -166,7 +167,7 @@ class Subject(KernelCalls):
         """Return everything that the forward kernel returns: the outputs, then the saved values."""
         op = self.op
         kernel = select(plan_for(op, args[0], None), tuple(args))
-        results: Any = op.call_kernel(kernel.counted(), args, save)
+        results: Any = op.call_kernel(kernel.counted(), op.with_copies(args), save)
         self._check_forward_form(results)
         return cast("tuple[Any, ...]", results) if op.saved else op.as_tuple(results)
 
@@ -220,7 +221,9 @@ class Subject(KernelCalls):
             )
 
     def check_outputs(self, outputs: Sequence[Tensor], args: Sequence[Any]) -> None:
-        """Raise RuleError unless the outputs have the layout that the op gives them."""
+        """Raise RuleError unless the outputs have the layout that the op gives them: one that is written, its own."""
+        if self.op.written:
+            return
         for name, y, like in zip(self.op.outputs, outputs, empty_outputs(self.op, args)):
             permuted = name in self.op.permuted
             check_layout(y, self.output_name(name), like, args[0].device, permuted=permuted)

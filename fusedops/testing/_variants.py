@@ -19,6 +19,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.direction import Direction
 from fusedops.constraints import SameShape
+from fusedops.dtypes import STORAGE
 from fusedops.testing._calls import Call, followed, is_of_numbers, tensors
 from fusedops.testing._contents import contents_of, tiny
 from fusedops.testing._kernel_calls import KernelCalls
@@ -173,7 +174,7 @@ def _rounded(subject: KernelCalls, call: Call) -> bool:
     """Return True where a tensor is rounded to the output's dtype: the float64 answer is of the unrounded one."""
     floating = [v.dtype for v in call.values() if is_of_numbers(v)]
     output = subject.output_dtype(call)
-    return output.is_floating_point and any(torch.promote_types(dtype, output) != output for dtype in floating)
+    return output in STORAGE and any(torch.promote_types(dtype, output) != output for dtype in floating)
 
 
 def _axes(subject: KernelCalls, base: Call, direction: Direction) -> Iterator[_Axis]:

@@ -13,6 +13,7 @@ import fusedops
 
 TABLE = Table(__file__, "fakes")
 pin = TABLE.pin
+WRITTEN = (*[X.view(1, 1, -1)] * 2, *[X.view(1, 1, 1, -1)] * 2, X.flatten()[:1].long())
 
 
 @contextmanager
@@ -55,6 +56,11 @@ pin(
 pin(
     "a plain tensor beside DTensors",
     sharded(lambda t, m, w: fusedops.bias_gelu(on(t, m, t.Replicate()), X[0])),
+    INVALID,
+)
+pin(
+    "an op that writes its arguments",
+    sharded(lambda t, m, w: fusedops.store_kv(*[on(t, m, t.Replicate(), x=each) for each in WRITTEN])),
     INVALID,
 )
 pin("a dim that is to be whole", sharded(lambda t, m, w: fusedops.scaled_masked_softmax(on(t, m, t.Shard(1)))), INVALID)

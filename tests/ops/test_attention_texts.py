@@ -69,4 +69,19 @@ pin("more keys than pages", paged(5), INVALID)
 pin("a page outside of the cache", paged(pages=[0, 3]), INVALID)
 pin("keys in pages with a gradient", paged(requires_grad=True), INVALID)
 
+
+def stored(slot: int = 0, **changes: Any) -> Callable[[], Any]:
+    """Return a call that writes a token into a cache of three pages of two."""
+    k, cache = torch.ones(1, 1, 4), torch.zeros(3, 2, 1, 4)
+    given = {"k": k, "v": k, "k_cache": cache, "v_cache": cache.clone(), **changes}
+    return lambda: fusedops.store_kv(**given, slots=torch.tensor([slot]), backend="eager")
+
+
+CODES = torch.zeros(3, 2, 1, 4, dtype=torch.int8)
+pin("a slot outside of the cache", stored(6), INVALID)
+pin("a cache that is written in one place", stored(k_cache=torch.zeros(1, 1, 1, 4).expand(3, 2, 1, 4)), INVALID)
+pin("a new key with a gradient", stored(k=torch.ones(1, 1, 4, requires_grad=True)), INVALID)
+pin("a scale of no head", stored(k_cache=CODES, v_cache=CODES.clone(), k_scale=torch.ones(2)), INVALID)
+pin("a slot of another dtype", lambda: fusedops.store_kv(Q[0], Q[0], Q, Q, torch.ones(4)), INVALID)
+
 test_a_text, test_no_text_is_left_over = TABLE.tests()

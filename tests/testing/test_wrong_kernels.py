@@ -29,6 +29,7 @@ import wrong_situation_kernels  # noqa: F401
 import wrong_size_kernels  # noqa: F401
 import wrong_state_kernels  # noqa: F401
 import wrong_storage_kernels  # noqa: F401
+import wrong_store_kernels  # noqa: F401
 from loopback import registered
 from two_outputs import OP, two_outputs
 from wrong_kernels import WRONG, Wrong, every

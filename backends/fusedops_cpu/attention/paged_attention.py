@@ -12,20 +12,19 @@ from fusedops_cpu.launch.calls import results_of
 from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
 from fusedops_cpu.launch.struct_call import LibraryCall
 
-_DTYPES = torch.float32, torch.bfloat16, torch.float16
-_CODES = {**DTYPE_CODES, torch.int8: 3, torch.float8_e4m3fn: 4}
+CACHE_CODES = {**DTYPE_CODES, torch.int8: 3, torch.float8_e4m3fn: 4}
 _CAUSAL = {"none": 0, "upper_left": 1, "lower_right": 2}
 
 
 @kernel(
     ops.paged_attention,
-    DType("q", *_DTYPES),
+    DType("q", *DTYPE_CODES),
     source="fusedops_cpu/src/dot/attention_paged.cpp",
     rows_independent=True,
 )
 def paged_attention(a: PagedAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op for any number of tokens and keys; those of a page are read once for the heads that share them."""
-    q, k, v = _contiguous_last(a.q), _contiguous_last(a.k), _contiguous_last(a.v)
+    q, k, v = contiguous_last(a.q), contiguous_last(a.k), contiguous_last(a.v)
     tokens, heads, size = q.shape
     pages, page, key_heads, value_size = v.shape
     out = q.new_zeros(tokens, heads, value_size)
@@ -42,7 +41,7 @@ def paged_attention(a: PagedAttentionArgs) -> tuple[Tensor, Tensor]:
     left, right = (-1, -1) if a.window is None else a.window
     fields = (
         *(q, k, v, *integers, *scales, out, lse),
-        *(DTYPE_CODES[q.dtype], _CODES[k.dtype], a.seqused_k.shape[0], a.block_table.shape[1], pages, page, heads),
+        *(DTYPE_CODES[q.dtype], CACHE_CODES[k.dtype], a.seqused_k.shape[0], a.block_table.shape[1], pages, page, heads),
         *(key_heads, size, value_size, *q.stride()[:2], *k.stride()[:3], *v.stride()[:3]),
         *(stride for each in scales for stride in ((0, 0, 0) if each is None else each.stride()[:3])),
         *(_CAUSAL[a.causal], left, right, max(size, 1) ** -0.5 if a.scale is None else a.scale),
@@ -51,6 +50,7 @@ def paged_attention(a: PagedAttentionArgs) -> tuple[Tensor, Tensor]:
     return results
 
 
-def _contiguous_last(tensor: Tensor) -> Tensor:
+def contiguous_last(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy where the elements of its last dim do not lie one after another."""
     tensor = tensor.resolve_neg()
     return tensor if tensor.shape[-1] < 2 or tensor.stride(-1) == 1 else tensor.contiguous()

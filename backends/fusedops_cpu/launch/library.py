@@ -114,6 +114,11 @@ def failure(status: int) -> Exception:
             "fusedops_cpu: got a page in block_table that is none of the cache, expected pages in [0, pages); to fix: "
             "pass the pages of the keys that seqused_k counts"
         )
+    if status == 5:
+        return InvalidInputError(
+            "fusedops_cpu: got a slot that is none of the cache, expected -1, or from 0 to pages * size - 1; to fix: "
+            "pass page * size + offset of each token"
+        )
     return InvalidInputError(
         "fusedops_cpu: got a tensor without memory, or shapes that do not fit each other, expected tensors with memory "
         "and the shapes of one call; to fix: pass tensors whose storage was not freed"

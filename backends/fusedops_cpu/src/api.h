@@ -11,6 +11,7 @@
 namespace fusedops {
 
 enum DTypeCode : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, FLOAT8 = 4 };
+inline int64_t size_of(int64_t dtype) { return dtype == FLOAT32 ? 4 : dtype < INT8 ? 2 : 1; }
 
 constexpr int64_t MAX_DIMS = 16;  // of a masked softmax
 
@@ -64,6 +65,19 @@ struct PagedAttention {
   int64_t k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head;
   int64_t causal, left, right;
   double scale;
+};
+
+// Rows of keys and values into pages: as they are, or as codes of 8 bits with a scale for each token and head, which is
+// written, or else is read by its strides.
+struct StoreKv {
+  const void *k, *v;          // (tokens, heads, size or value_size)
+  const int64_t* slots;       // (tokens), page * number + offset, or -1
+  void *k_cache, *v_cache;    // (pages, page, heads, size or value_size)
+  float *k_scale, *v_scale;   // null: of a cache of the dtype of k
+  int64_t dtype, cache_dtype, tokens, pages, page, heads, size, value_size, writes_k_scale, writes_v_scale;
+  int64_t k_token, k_head, v_token, v_head;
+  int64_t k_cache_page, k_cache_token, k_cache_head, v_cache_page, v_cache_token, v_cache_head;
+  int64_t k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head;
 };
 
 struct AttentionBackward {
@@ -513,6 +527,7 @@ FUSEDOPS_EXPORT int fusedops_softmax_backward(const fusedops::SoftmaxBackward* c
 FUSEDOPS_EXPORT int fusedops_attention_forward(const fusedops::AttentionForward* call);
 FUSEDOPS_EXPORT int fusedops_attention_tiles(const fusedops::AttentionForward* call);
 FUSEDOPS_EXPORT int fusedops_paged_attention(const fusedops::PagedAttention* call);
+FUSEDOPS_EXPORT int fusedops_store_kv(const fusedops::StoreKv* call);
 FUSEDOPS_EXPORT int fusedops_attention_backward(const fusedops::AttentionBackward* call);
 FUSEDOPS_EXPORT int fusedops_merge_forward(const fusedops::MergeForward* call);
 FUSEDOPS_EXPORT int fusedops_merge_backward(const fusedops::MergeBackward* call);

@@ -9,7 +9,7 @@
 
 namespace fusedops {
 
-enum Status : int { OK = 0, OUT_OF_MEMORY = 1, INVALID = 2, TARGET_OUTSIDE = 3, NO_SUCH_PAGE = 4 };
+enum Status : int { OK = 0, OUT_OF_MEMORY = 1, INVALID = 2, TARGET_OUTSIDE = 3, NO_SUCH_PAGE = 4, NO_SUCH_SLOT = 5 };
 
 // torch_parallel_for and torch_get_num_threads of libtorch_cpu (torch >= 2.10); null: one thread.
 typedef void (*ParallelBody)(int64_t begin, int64_t end, void* context);
@@ -45,6 +45,7 @@ namespace {
 constexpr int64_t BLOCK = 32768;  // elements of a block: 10 to 30 us of work, a few times what waking a thread costs
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 inline int64_t workers_for(int64_t blocks) {
   uint32_t threads = 1;

@@ -41,7 +41,7 @@ from fusedops._dispatch.serve import backward_plan, plan_for, select
 from fusedops._plugins.registry import registry
 from fusedops._report.reason import Reason, ReasonCode
 from fusedops._torch import broadcast
-from fusedops.errors import NoBackendError
+from fusedops.errors import InvalidInputError, NoBackendError
 
 _with_rules: set[str] = set()
 
@@ -69,6 +69,11 @@ def _forward(
 ) -> Any:
     args = (*args, *op.defaults[len(args) :])  # torch leaves out trailing arguments that equal the schema's default
     op.validate(args)
+    if op.written:
+        raise InvalidInputError(
+            f"{op.name}: got a DTensor, expected plain tensors, as the call writes {', '.join(op.written)}; to fix: "
+            f"call it on the part of each rank, as in {op.parameters[0]}.to_local()"
+        )
     given = distributed(op, op.name, dict(zip(op.parameters, args)))
     first = op.parameters[0]
     layout = common_layout(op, op.name, given, first, op.tensors)

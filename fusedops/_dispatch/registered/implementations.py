@@ -31,6 +31,9 @@ class ForwardImpl:
     def run(self, *args: Any, save: bool = False, backend: str | None = None) -> Any:
         """Serve a call. The kernel is selected here, at run time, so that a changed policy is in effect."""
         op, args = self._op, self.complete_arguments(args)
+        if op.written:
+            forward_results(op, args, backend)
+            return None
         if not save:
             outputs = op.outputs_of(forward_results(op, args, backend))
             return self.as_registered(_as_fake(self._ordered(outputs, args)), args)
@@ -46,6 +49,8 @@ class ForwardImpl:
     def fake(self, *args: Any, save: bool = False, backend: str | None = None) -> Any:
         """Return empty results with the shapes, dtypes and strides that a kernel returns."""
         args = self._valid(args)
+        if self._op.written:
+            return None
         outputs = self._op.empty(*args)
         saved = self.saved_references(args, outputs) if save else []
         return self.as_registered(
@@ -56,6 +61,8 @@ class ForwardImpl:
         """Compute the op in plain torch, which torch can transform. No backend serves it."""
         args = self._valid(args)
         outputs = self._op.reference(*args)
+        if self._op.written:
+            return self._op.write(args, outputs)
         return self.as_registered(outputs, args, self.saved_references(args, outputs) if save else [])
 
     def as_registered(self, outputs: Any, args: Sequence[Any], saved: Sequence[Tensor] = ()) -> Any:

@@ -27,6 +27,8 @@ _TYPES = {
 def forward_schema(op: Op, symbolic: Sequence[int] = ()) -> str:
     """Return the schema of ``torch.ops.fusedops.<op>``, without the name.
 
+    An op that writes arguments returns nothing.
+
     All parameters of the op are positional: torch's dispatcher takes no keyword-only tensors for autograd, and a
     dropout's seed is one. An op with required saved values has ``save``, and returns them after the outputs.
 
@@ -38,8 +40,8 @@ def forward_schema(op: Op, symbolic: Sequence[int] = ()) -> str:
         ValueError: a parameter's annotation is of no type that torch can register.
     """
     save = ["bool save=False"] if op.required_saved else []
-    parameters = _parameters(op.types, () if symbolic else op.defaults, symbolic, save)
-    return f"({parameters}) -> {_tensors(len(op.outputs) + len(op.required_saved))}"
+    parameters = _parameters(op.types, () if symbolic else op.defaults, symbolic, save, op.written)
+    return f"({parameters}) -> {_tensors(0 if op.written else len(op.outputs) + len(op.required_saved))}"
 
 
 def backward_schema(op: Op, symbolic: Sequence[int] = ()) -> str:
@@ -57,7 +59,11 @@ def _tensors(count: int) -> str:
 
 
 def _parameters(
-    types: Mapping[str, str], defaults: Sequence[Any], symbolic: Sequence[int], options: Sequence[str]
+    types: Mapping[str, str],
+    defaults: Sequence[Any],
+    symbolic: Sequence[int],
+    options: Sequence[str],
+    written: Sequence[str] = (),
 ) -> str:
     declared: list[str] = []
     # torch's positional parameters have no default before one without, which a keyword-only one of the op may lack
@@ -65,7 +71,10 @@ def _parameters(
     for index, (name, text) in enumerate(types.items()):
         text = text.replace("float", "Tensor") if index in symbolic else text
         given = defaults[index] if defaults and index >= first else inspect.Parameter.empty
-        declared.append(_parameter(name, text, given))
+        parameter = _parameter(name, text, given)
+        if name in written:  # (a!), (b!): none of them is another one
+            parameter = parameter.replace("Tensor", f"Tensor({chr(ord('a') + written.index(name))}!)", 1)
+        declared.append(parameter)
     return ", ".join([*declared, "*", *options, "str? backend=None"])
 
 

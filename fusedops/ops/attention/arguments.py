@@ -204,6 +204,54 @@ def check_lengths(seqused_k: Tensor, most: int) -> None:
         )
 
 
+class StoreKvArgs(NamedTuple):
+    """The arguments of store_kv."""
+
+    k: Tensor
+    v: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    slots: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+
+def check_written(a: StoreKvArgs) -> None:
+    """Raise an InvalidInputError where two elements of an argument that is written are in one place of memory.
+
+    >>> import torch
+    >>> from fusedops.ops.attention.arguments import StoreKvArgs, check_written
+    >>> k, cache = torch.zeros(1, 1, 2), torch.zeros(3, 4, 1, 2)
+    >>> check_written(StoreKvArgs(k, k, cache, cache, torch.tensor([11])))
+    """
+    scales = [(name, each) for name, each in (("k_scale", a.k_scale), ("v_scale", a.v_scale)) if each is not None]
+    of_tokens = [(name, each) for name, each in scales if each.dim() == 3]
+    for name, tensor in (("k_cache", a.k_cache), ("v_cache", a.v_cache), *of_tokens):
+        strides = tensor.stride()
+        if 0 in strides and any(size > 1 and not stride for size, stride in zip(tensor.shape, strides)):
+            raise InvalidInputError(
+                f"store_kv: got {name} with strides {strides}, expected memory for each element, as it is written; to "
+                f"fix: pass {name}.contiguous(), and keep that"
+            )
+
+
+def check_slots(slots: Tensor, count: int) -> None:
+    """Raise an InvalidInputError where a slot on a CPU is none of the cache.
+
+    >>> import torch
+    >>> from fusedops.ops.attention.arguments import check_slots
+    >>> check_slots(torch.tensor([-1, 11]), 12)
+    """
+    if not slots.is_cpu or not slots.numel():
+        return
+    low, high = (int(each) for each in slots.aminmax())
+    if low < -1 or high >= count:
+        raise InvalidInputError(
+            f"store_kv: got slots from {low} to {high}, expected -1, or from 0 to {count - 1}, those of k_cache; to "
+            f"fix: pass page * size + offset of each token"
+        )
+
+
 class Bounds(NamedTuple):
     """Bounds of parts of packed sequences, which hold each query and each key once.
 

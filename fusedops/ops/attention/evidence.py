@@ -25,6 +25,7 @@ from fusedops.ops.attention.error_bounds import (
     paged_error_bound,
 )
 from fusedops.ops.attention.paged_attention import dense
+from fusedops.ops.attention.store_kv import written
 
 
 def unfused(a: AttentionArgs) -> tuple[Tensor, Tensor]:
@@ -354,4 +355,54 @@ PAGED = Evidence(
         "`k`, `v` and their scales: heads, whole key heads on each rank; the others replicated",
         "none",
     ),
+)
+
+
+# ------------------------------------------------------------------------------------------------------------ store_kv
+
+
+def _stored(
+    tokens: int, pages: int, size: int, heads: int, d: int, dv: int, scales: Any = (), dtype: torch.dtype = torch.int8
+) -> dict[str, Any]:
+    """Return the tensors of a call; with ``scales`` of a cache of codes."""
+    caches = {"k_cache": (pages, size, heads, d), "v_cache": (pages, size, heads, dv)}
+    tensors = {"k": (tokens, heads, d), "v": (tokens, heads, dv), "slots": (tokens,)}
+    if not scales:
+        return {**tensors, **caches}
+    codes = {name: TensorSpec(shape, dtype) for name, shape in caches.items()}
+    return {**tensors, **codes, "k_scale": scales, "v_scale": scales}
+
+
+def store_min_bytes(k: Any, v: Any, k_cache: Any, v_cache: Any, *rest: Any) -> Mapping[Any, int]:
+    """Read k and v, write as many numbers of the caches."""
+    each = ((k, k_cache), (v, v_cache))
+    return {"forward": sum(math.prod(new.shape) * (new.dtype.itemsize + old.dtype.itemsize) for new, old in each)}
+
+
+_WRITTEN = ("k_cache", "v_cache", "k_scale", "v_scale")
+STORE = Evidence(
+    formula="k_cache, v_cache of a slot = round(k / scale), round(v / scale)",
+    cases=[
+        Case("prompt", _stored(19, 5, 8, 2, 64, 64), "numbers as they are"),
+        Case("tokens", _stored(6, 5, 16, 3, 20, 33, (5, 16, 3)), "a scale for each token and head, which is written"),
+        Case("heads", _stored(9, 4, 7, 8, 128, 128, (8,)), "int8"),
+        Case("pages", _stored(11, 21, 1, 4, 24, 8, (21, 4)), "a scale for each page of one token"),
+        Case("tokens_e4m3", _stored(7, 3, 4, 2, 96, 40, (3, 4, 2), torch.float8_e4m3fn), "float8_e4m3fn"),
+        Case("heads_e4m3", _stored(5, 3, 4, 2, 30, 17, (2,), torch.float8_e4m3fn), "float8_e4m3fn"),
+    ],
+    large=[Case("llama3_8b", _stored(8192, 512, 32, 8, 128, 128, (512, 32, 8)), "a prompt")],
+    tolerance=tolerances((0.0, 0.0), (0.0, 0.0), roundings=0.0),
+    gradient_tolerance={},
+    min_bytes=store_min_bytes,
+    unfused=written,
+    sample=lambda batch, length: _stored(batch * length, batch, length, 2, 16, 16),
+    sweep=lambda rows, width: _stored(rows, max(rows // 8, 1), 16, 8, width, width, (max(rows // 8, 1), 16, 8)),
+    rows=[
+        Rows(
+            "heads",
+            lambda count: _stored(6, 5, 8, count, 24, 24, (5, 8, count)),
+            {"k": 1, "v": 1, **dict.fromkeys((*_WRITTEN, *(f"written_{name}" for name in _WRITTEN)), 2)},
+        )
+    ],
+    sharded=("none", "none: the call writes in place, so a DTensor is refused", "none"),
 )

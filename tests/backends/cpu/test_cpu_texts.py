@@ -63,5 +63,6 @@ pin("the library", refused_by_the_library(2), INVALID)
 pin("another processor", another_processor, INVALID)
 pin("a target", refused_by_the_library(3), INVALID)
 pin("a page", refused_by_the_library(4), INVALID)
+pin("a slot", refused_by_the_library(5), INVALID)
 
 test_a_text, test_no_text_is_left_over = TABLE.tests()

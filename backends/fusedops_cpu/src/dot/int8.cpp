@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "rows.h"
+#include "simd/codes.h"
 #include "tile/integers.h"
 
 namespace fusedops {
@@ -16,9 +17,7 @@ constexpr int64_t ROWS = 256;  // of x of a block of work
 // The least numbers of the weight that a worker reads, or multiplies with 16 rows of x: 20 us or more.
 constexpr int64_t NUMBERS = 1 << 19;
 constexpr float MOST = 127.0f;
-constexpr float WHOLE = 12582912.0f;  // 1.5 * 2^23: a sum with it is rounded to a whole number, half to even
 
-typedef int8_t vint8 __attribute__((vector_size(LANES)));
 typedef int16_t vint16 __attribute__((vector_size(2 * LANES)));
 
 INLINE vint load_int8(const int8_t* p) {
@@ -91,7 +90,7 @@ struct IntegerRows {
     vint sum{};
     for (int64_t k = 0; k < columns; k += LANES) {  // the last vector reaches into the padding
       const vfloat v = max(min(load(numbers + k) / divisor, all(MOST)), all(-MOST));
-      const vint q = bits_as<vint>(v + WHOLE) - bits_as<int32_t>(WHOLE);
+      const vint q = rounded_to_integers(v);
       sum += q;
       store_as_integers(to + k, q);
     }

@@ -58,5 +58,31 @@ NOINLINE vfloat load_first_codes(const T* p, int n) {
 INLINE vfloat load(const int8_t* p, Part lanes) { return load_first_codes(p, lanes.n); }
 INLINE vfloat load(const float8* p, Part lanes) { return load_first_codes(p, lanes.n); }
 
+typedef int8_t vint8 __attribute__((vector_size(LANES)));
+
+// Half to even, of magnitudes below 2^22.
+INLINE vint rounded_to_integers(vfloat v) {
+  constexpr float WHOLE = 12582912.0f;  // 1.5 * 2^23: a sum with it is rounded to a whole number
+  return bits_as<vint>(v + WHOLE) - bits_as<int32_t>(WHOLE);
+}
+
+// The codes of LANES numbers of magnitudes up to 127, or 448. NaN is 0 as int8.
+INLINE void store_codes(int8_t* p, vfloat v) {
+  const vint codes = rounded_to_integers(v) & vint(v == v);
+  const vint8 narrow = __builtin_convertvector(codes, vint8);
+  memcpy(p, &narrow, sizeof narrow);
+}
+INLINE void store_codes(float8* p, vfloat v) {
+  const vuint bits = bits_as<vuint>(v), magnitude = bits & 0x7fffffff;
+  // the exponent has another bias, and the 20 bits that are dropped are rounded half to even
+  const vuint normal = (magnitude + 0x7ffff + (magnitude >> 20 & 1) - (120u << 23)) >> 20;
+  const float place = 16384.0f;  // a sum with it is rounded to the multiples of 2^-9 that are below 2^-6
+  const vuint small = bits_as<vuint>(bits_as<vfloat>(magnitude) + place) - bits_as<uint32_t>(place);
+  const vuint codes = vint(magnitude) < 121 << 23 ? small : normal;
+  const vint signed_codes = vint((v == v ? codes : vuint{} + 0x7f) | (bits >> 24 & 0x80));
+  const vint8 narrow = __builtin_convertvector(signed_codes, vint8);
+  memcpy(p, &narrow, sizeof narrow);
+}
+
 }  // namespace
 }  // namespace fusedops

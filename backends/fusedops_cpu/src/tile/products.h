@@ -18,8 +18,6 @@ constexpr int64_t SLICE = 256;  // terms that are added in registers: 0.94 of th
 constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 12 : VECTOR_BYTES == 32 ? 6 : 4, TILE_COLUMNS = 2 * LANES;
 constexpr int64_t AHEAD = 4;  // rows
 
-inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-inline int64_t size_of(int64_t dtype) { return dtype == FLOAT32 ? 4 : 2; }
 
 // One operand: its elements (i, k), where k is the term. In memory one of both is contiguous, the other has a stride.
 struct Operand {
