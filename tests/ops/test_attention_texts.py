@@ -82,6 +82,9 @@ pin("a slot outside of the cache", stored(6), INVALID)
 pin("a cache that is written in one place", stored(k_cache=torch.zeros(1, 1, 1, 4).expand(3, 2, 1, 4)), INVALID)
 pin("a new key with a gradient", stored(k=torch.ones(1, 1, 4, requires_grad=True)), INVALID)
 pin("a scale of no head", stored(k_cache=CODES, v_cache=CODES.clone(), k_scale=torch.ones(2)), INVALID)
+with torch.inference_mode():
+    MADE_THERE = torch.zeros(3, 2, 1, 4)
+pin("a cache that was made in inference mode", stored(k_cache=MADE_THERE), INVALID)
 pin("a slot of another dtype", lambda: fusedops.store_kv(Q[0], Q[0], Q, Q, torch.ones(4)), INVALID)
 
 test_a_text, test_no_text_is_left_over = TABLE.tests()

@@ -26,6 +26,7 @@ from fusedops.integrations.transformers._apply import apply as apply
 from fusedops.integrations.transformers._attention.functions import attention_forward as attention_forward
 from fusedops.integrations.transformers._attention.functions import softmax_forward as softmax_forward
 from fusedops.integrations.transformers._attention.implementation import register_attention
+from fusedops.integrations.transformers._attention.packed_cache import quantized_cache as quantized_cache
 from fusedops.integrations.transformers._kernels import Layer as Layer
 from fusedops.integrations.transformers._kernels import Mapping as Mapping
 from fusedops.integrations.transformers._kernels import mapping as mapping
@@ -45,6 +46,7 @@ __all__ = [
     "from_packed",
     "mapping",
     "quantize",
+    "quantized_cache",
     "seeded_sampling",
     "softmax_forward",
 ]

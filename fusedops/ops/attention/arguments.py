@@ -217,7 +217,9 @@ class StoreKvArgs(NamedTuple):
 
 
 def check_written(a: StoreKvArgs) -> None:
-    """Raise an InvalidInputError where two elements of an argument that is written are in one place of memory.
+    """Raise an InvalidInputError for an argument that cannot be written.
+
+    Two of its elements are in one place of memory, or it was made in inference mode, which has ended.
 
     >>> import torch
     >>> from fusedops.ops.attention.arguments import StoreKvArgs, check_written
@@ -227,6 +229,11 @@ def check_written(a: StoreKvArgs) -> None:
     scales = [(name, each) for name, each in (("k_scale", a.k_scale), ("v_scale", a.v_scale)) if each is not None]
     of_tokens = [(name, each) for name, each in scales if each.dim() == 3]
     for name, tensor in (("k_cache", a.k_cache), ("v_cache", a.v_cache), *of_tokens):
+        if tensor.is_inference() and not torch.is_inference_mode_enabled():
+            raise InvalidInputError(
+                f"store_kv: got {name} that was made in inference mode, expected one that torch counts the writes of; to "
+                f"fix: call it in torch.inference_mode(), or make {name} outside of it"
+            )
         strides = tensor.stride()
         if 0 in strides and any(size > 1 and not stride for size, stride in zip(tensor.shape, strides)):
             raise InvalidInputError(

@@ -25,6 +25,7 @@ from fusedops._report.user_frame import user_stack_level
 from fusedops._torch import TENSOR_TYPES, autocasts, is_traced, is_transformed
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._sinks import with_sinks
+from fusedops.integrations.transformers._attention.packed_cache import PackedKeys, of_packed_cache
 from fusedops.integrations.transformers._attention.packed_mask import PackedMask
 from fusedops.integrations.transformers._attention.paged import PAGED, is_paged, of_paged_cache
 from fusedops.integrations.transformers._attention.sequences import attention_of_sequences
@@ -78,6 +79,15 @@ def attention_forward(
     # cache, and a call then takes some ten times as long as in a loop
     probabilities = _gives_probabilities(module)
     reason = None
+    if type(key) is PackedKeys:
+        reason = _reason_for_softmax(attention_mask, dropout, {"output_attentions": probabilities, **kwargs})
+        if is_causal is False or any(kwargs.get(name) is not None for name in ("indices", "block_indices")):
+            reason = "keys that are chosen" if is_causal is not False else "is_causal = False"
+        if key.layer.total:
+            return of_packed_cache(query, key, scaling, attention_mask, reason, kwargs.get("s_aux")), None
+        key.layer.begin(attention_mask, query.shape[2])
+        key.layer.write(*key.new)
+        key = key.new[0]  # of a prompt, as they are
     if probabilities or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
         options = {"output_attentions": probabilities, **kwargs}
         if is_paged(kwargs):

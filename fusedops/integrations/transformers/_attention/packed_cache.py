@@ -1,0 +1,376 @@
+"""A cache of transformers whose keys and values are codes of 8 bits, which attention reads where they lie.
+
+A layer hands the model's attention function its keys as one object, :class:`PackedKeys`: codes, and new keys and values
+that are not written yet. The function of "fusedops" writes them by :func:`fusedops.store_kv` and reads all by
+:func:`fusedops.paged_attention`; each sequence is a page. A prompt is computed with its own keys, as in transformers'
+caches; a longer call after it with the keys unpacked, for its tiles read each key once.
+
+Source: transformers, ``cache_utils.py``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+
+from fusedops import ops
+from fusedops.dtypes import CODES
+from fusedops.errors import InvalidInputError
+from fusedops.integrations._sinks import with_sinks
+
+_FEW = 8  # queries of a sequence that read the codes; more read them once, unpacked
+_LEAST = 64  # tokens by which the memory of a sequence grows
+_WINDOWS = {"sliding_attention"}
+
+
+def quantized_cache(model: Any, dtype: torch.dtype = torch.int8) -> Cache:
+    """Return a cache for ``model.generate(..., past_key_values=cache)`` whose keys and values stay codes of 8 bits.
+
+    A token and key head has a float32 scale: a key of 64 numbers takes 68 bytes. The layers with a sliding window keep
+    at most about two windows. Prompts may be padded on the left. A cache serves one batch; after ``cache.reset()``
+    another one. ``cache.nbytes`` is the memory that it has.
+
+    Args:
+        model: of transformers, with the attention implementation "fusedops": after ``apply(model)``, or
+            ``model.set_attn_implementation("fusedops")``.
+        dtype: torch.int8 or torch.float8_e4m3fn.
+
+    Raises:
+        InvalidInputError: the model has another implementation of attention, or layers that are not attention to all
+            keys or to a window of them; later, a call that has more than causal attention, windows and sinks, beam
+            search, or offloading.
+
+    >>> import torch, transformers
+    >>> from fusedops.integrations.transformers import quantized_cache
+    >>> sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 64}
+    >>> config = transformers.LlamaConfig(**sizes, attn_implementation="fusedops")
+    >>> model = transformers.LlamaForCausalLM(config)
+    >>> cache = quantized_cache(model)
+    >>> tokens = model.generate(torch.tensor([[1, 5]]), past_key_values=cache, max_new_tokens=3, pad_token_id=0)
+    >>> cache.get_seq_length(), cache.layers[0].codes[0].dtype
+    (4, torch.int8)
+    """
+    config = model.config.get_text_config(decoder=True)
+    given = config._attn_implementation
+    if given != "fusedops":
+        raise InvalidInputError(
+            f"quantized_cache: got a model with attention implementation {given!r}, expected 'fusedops', which reads "
+            "codes; to fix: call apply(model), or model.set_attn_implementation('fusedops')"
+        )
+    if dtype not in CODES:
+        raise InvalidInputError(
+            f"quantized_cache: got dtype = {dtype}, expected torch.int8 or torch.float8_e4m3fn; to fix: pass one of them"
+        )
+    kinds, options = get_layer_types_and_kwargs(config)
+    others = {*kinds} - {"full_attention"} - _WINDOWS
+    if getattr(config, "is_encoder_decoder", False):
+        others.add("encoder and decoder")
+    if getattr(config, "num_kv_shared_layers", None):
+        others.add("keys that several layers share")
+    if others:
+        raise InvalidInputError(
+            f"quantized_cache: got a model with {', '.join(sorted(others))}, expected attention to all keys or to a "
+            "sliding window in each layer; to fix: use the cache that generate makes"
+        )
+    shared = _Step()
+    return PackedCache([PackedLayer(dtype, each.get("sliding_window"), shared) for each in options])
+
+
+class PackedCache(Cache):
+    """The layers of a model, see :func:`quantized_cache`."""
+
+    def __init__(self, layers: list[PackedLayer]) -> None:
+        super().__init__(layers=layers)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all codes and scales, in bytes."""
+        layers: list[Any] = self.layers
+        return sum(each.nbytes for layer in layers for each in (*layer.codes, *layer.scales))
+
+
+class PackedKeys(Tensor):
+    """The keys of a layer for an attention function: (B, Nk, S, D) without memory, of which the last are new."""
+
+    layer: PackedLayer
+    new: tuple[Tensor, Tensor]  # keys and values
+
+    @staticmethod
+    def __new__(cls, layer: PackedLayer, keys: Tensor, values: Tensor) -> PackedKeys:
+        """Make the keys of a layer and new ones."""
+        shape = (*keys.shape[:2], layer.get_mask_sizes(keys.shape[2])[0], keys.shape[3])
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=keys.dtype, device=keys.device)
+        made.layer, made.new = layer, (keys, values)
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """Refuse every function of torch: codes are no keys."""
+        raise InvalidInputError(
+            f"quantized_cache: got keys in codes in {function}, expected them in attention implementation 'fusedops' "
+            "alone; to fix: call apply(model) before generate, or use the cache that generate makes"
+        )
+
+
+class _Places(NamedTuple):
+    """Where the tokens of a call are, the same in all layers of a kind.
+
+    Attributes:
+        slots: (B * Sq,), of the new tokens.
+        bounds: (B + 1,), of the new queries.
+        table: (B, 1), the page of each sequence.
+        used: (B,), the keys of each sequence, new ones included.
+    """
+
+    slots: Tensor
+    bounds: Tensor
+    table: Tensor
+    used: Tensor
+
+
+class _Step:
+    """What the layers of a cache share: each computes the same tensors, of a few numbers, in a step of the model."""
+
+    def __init__(self) -> None:
+        self._places: dict[Any, _Places] = {}
+        self._checked: dict[Any, weakref.ref[Tensor]] = {}
+
+    def places(self, layer: PackedLayer, queries: int) -> _Places:
+        """Return where the tokens of a call are."""
+        starts = layer.starts
+        key = (layer.total, layer.dropped, layer.capacity, queries, len(layer.padding), id(starts), layer.device)
+        if key not in self._places:
+            self._places = {each: value for each, value in self._places.items() if each[0] == layer.total}
+            device, batch = layer.device, len(layer.padding)
+            sequences = torch.arange(batch, device=device)
+            tokens = torch.arange(layer.total, layer.total + queries, device=device) - starts[:, None]
+            slots = (sequences[:, None] * layer.capacity + tokens - layer.dropped).where(tokens >= 0, -1)
+            bounds = torch.arange(batch + 1, device=device) * queries
+            used = (tokens[:, -1] + 1 - layer.dropped).clamp(min=0)
+            self._places[key] = _Places(slots.flatten(), bounds, sequences[:, None], used)
+        return self._places[key]
+
+    def check(self, layer: PackedLayer, mask: Tensor, queries: int) -> None:
+        """Raise InvalidInputError unless a mask is causal, of the layer's window and padding."""
+        key = (layer.total, layer.window)
+        known = self._checked.get(key)
+        if known is not None and known() is mask:
+            return
+        end = layer.total + queries
+        rows = torch.arange(layer.total, end, device=mask.device)[:, None]
+        columns = torch.arange(end - mask.shape[-1], end, device=mask.device)
+        seen = columns <= rows
+        if layer.window is not None:
+            seen = seen & (columns > rows - layer.window)
+        expected = seen & (columns >= layer.starts[:, None, None])
+        if mask.dtype != torch.bool or mask.shape[1] != 1 or not torch.equal(mask[:, 0].expand_as(expected), expected):
+            raise _refused("a mask that is not causal with the padding of the prompt")
+        self._checked = {key: weakref.ref(mask), **{k: v for k, v in self._checked.items() if k[0] == layer.total}}
+
+
+class PackedLayer(CacheLayerMixin):
+    """The codes of one layer.
+
+    Args:
+        dtype: of the codes.
+        window: the number of keys that a query sees, its own included, or None for all.
+        shared: of the cache.
+
+    Attributes:
+        codes: of keys and values, (B, Nk, capacity, D or Dv): the tokens of a head lie one after another.
+        scales: of keys and values, (B, Nk, capacity).
+        total: the tokens of a row so far, padding included.
+        dropped: the first tokens of each sequence that are no longer kept.
+        padding: the tokens of padding before each sequence, and the same as a tensor, ``starts``.
+    """
+
+    is_croppable = True
+
+    def __init__(self, dtype: torch.dtype, window: int | None, shared: _Step) -> None:
+        super().__init__()
+        self.dtype, self.window, self._shared = dtype, window, shared
+        self.is_sliding = window is not None
+        self.is_croppable = window is None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.codes: tuple[Tensor, ...] = ()
+        self.scales: tuple[Tensor, ...] = ()
+        self.total = self.dropped = self.capacity = 0
+        self.padding: list[int] = []
+        self.is_initialized = False
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take over the sizes of the first keys and values; they are written by :meth:`attention`."""
+        self.device = key_states.device
+        batch, heads = key_states.shape[:2]
+        self.padding, self.starts = [0] * batch, torch.zeros(batch, dtype=torch.int64, device=self.device)
+        self.codes = tuple(
+            each.new_empty((batch, heads, 0, each.shape[3]), dtype=self.dtype) for each in (key_states, value_states)
+        )
+        self.scales = tuple(torch.empty(batch, heads, 0, device=self.device) for _ in self.codes)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Return the keys for the attention function, and the new values as they are."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return PackedKeys(self, key_states, value_states), value_states
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens of a row, padding included."""
+        return self.total
+
+    def get_max_length(self) -> int:
+        """Return the window, or -1."""
+        return -1 if self.window is None else self.window
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of keys that a mask has, and the first of them."""
+        first = 0 if self.window is None else max(self.total - self.window + 1, 0)
+        return self.total + query_length - first, first
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``-tokens_to_remove`` tokens of each row."""
+        if self.window is not None and tokens_to_remove:
+            raise _unsupported("a call of crop", "a layer with a window drops the tokens before it")
+        self.total = max(self.total - abs(tokens_to_remove), 0)
+
+    def offload(self) -> None:
+        """Refuse."""
+        raise _unsupported("offloading", "attention reads the codes at each token")
+
+    prefetch = offload
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Refuse."""
+        raise _unsupported("beam search", "a sequence has one place in memory, which is not copied at each token")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Refuse."""
+        raise _unsupported("another batch", "a sequence has one place in memory")
+
+    batch_select_indices = batch_repeat_interleave
+
+    # -------------------------------------------------------------------------------------------------- attention
+
+    def begin(self, mask: Tensor | None, queries: int) -> None:
+        """Take over the padding of a prompt."""
+        if mask is None:
+            return
+        if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[-1] != queries:
+            raise _refused("a mask that is not causal with padding")
+        own = mask[:, 0].diagonal(dim1=1, dim2=2).expand(len(self.padding), queries)
+        starts = queries - own.sum(1)
+        if not torch.equal(own, torch.arange(queries, device=own.device) >= starts[:, None]):
+            raise _refused("a prompt that is not padded on the left alone")
+        self.starts, self.padding = starts, starts.tolist()
+
+    def check(self, mask: Tensor | None, queries: int) -> None:
+        """Raise InvalidInputError unless a mask is causal, of the layer's window and padding."""
+        if mask is not None:
+            self._shared.check(self, mask, queries)
+        elif max(self.padding, default=0) > self.get_mask_sizes(queries)[1]:
+            raise _refused("no mask after a prompt with padding")
+
+    def write(self, keys: Tensor, values: Tensor) -> _Places:
+        """Write new keys (B, Nk, Sq, D) and values, and return where the tokens are."""
+        queries = keys.shape[2]
+        self._make_room(queries)
+        places = self._shared.places(self, queries)
+        new = (each.transpose(1, 2).flatten(0, 1) for each in (keys, values))
+        k_scale, v_scale = (each.transpose(1, 2) for each in self.scales)
+        ops.store_kv(*new, *self.pages(), places.slots, k_scale=k_scale, v_scale=v_scale)
+        self.total += queries
+        return places
+
+    def pages(self) -> tuple[Tensor, Tensor]:
+        """Return the caches as pages, one for each sequence: (B, capacity, Nk, D)."""
+        keys, values = self.codes
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def _make_room(self, queries: int) -> None:
+        held = self.total - min(self.padding) - self.dropped
+        if held + queries <= self.capacity:
+            return
+        drop = 0
+        if self.window is not None:  # each sequence keeps its window
+            drop = max(self.total - max(self.padding) - self.dropped - self.window + 1, 0)
+        kept = max(held, 0) - drop
+        needed = kept + queries
+        room = needed // 4 if self.window is None else self.window
+        self.capacity = needed + max(room, _LEAST)
+        self.codes = tuple(self._moved(each, drop, kept) for each in self.codes)
+        self.scales = tuple(self._moved(each[..., None], drop, kept)[..., 0] for each in self.scales)
+        self.dropped += drop
+
+    def _moved(self, old: Tensor, drop: int, kept: int) -> Tensor:
+        new = old.new_empty((*old.shape[:2], self.capacity, old.shape[3]))
+        new[:, :, :kept] = old[:, :, drop : drop + kept]
+        return new
+
+
+def of_packed_cache(
+    query: Tensor,
+    keys: PackedKeys,
+    scaling: float | None,
+    mask: Tensor | None,
+    reason: str | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Write the new keys of a call after a prompt, and return the attention, (B, Sq, N, Dv).
+
+    Args:
+        query: (B, N, Sq, D).
+        keys: of the layer.
+        scaling: of the scores.
+        mask: True where a key is seen, or None.
+        reason: what paged_attention has no parameter for, or None.
+        sinks: (N,), or None.
+    """
+    layer, queries = keys.layer, query.shape[2]
+    if reason is not None:
+        raise _refused(reason)
+    layer.check(mask, queries)
+    places = layer.write(*keys.new)
+    q = query.transpose(1, 2).flatten(0, 1)
+    window = None if layer.window is None else (layer.window - 1, 0)
+    options: dict[str, Any] = {"scale": scaling, "causal": "lower_right", "window": window}
+    options["return_lse"] = sinks is not None
+    if queries <= _FEW:
+        k_scale, v_scale = (each.transpose(1, 2) for each in layer.scales)
+        cache = (*layer.pages(), places.bounds, places.table, places.used)
+        results = ops.paged_attention(q, *cache, k_scale=k_scale, v_scale=v_scale, **options)
+    else:
+        tokens = torch.arange(layer.capacity, device=q.device) < places.used[:, None]
+        k, v = (
+            (codes.transpose(1, 2)[tokens].float() * scales.transpose(1, 2)[tokens][..., None]).to(q.dtype)
+            for codes, scales in zip(layer.codes, layer.scales)
+        )
+        of_keys = torch.nn.functional.pad(places.used.cumsum(0), (1, 0))
+        results = ops.varlen_attention(q, k, v, places.bounds, of_keys, **options)
+    if sinks is not None:
+        out, lse = results
+        results = with_sinks(out.transpose(0, 1)[None], lse.mT[None], sinks)[0].transpose(0, 1).contiguous()
+    return results.view(query.shape[0], queries, *results.shape[1:])
+
+
+def _refused(reason: str) -> InvalidInputError:
+    return InvalidInputError(
+        f'attention implementation "fusedops": got keys of a quantized cache with {reason}, expected causal attention '
+        "with nothing but windows, sinks and padding on the left; to fix: use the cache that generate makes"
+    )
+
+
+def _unsupported(what: str, reason: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"quantized_cache: got {what}, expected generate with one sequence for each prompt, as {reason}; to fix: use the "
+        "cache that generate makes"
+    )
