@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from error_calls import INVALID
 from error_texts import Table
 from gguf_bytes import parts
@@ -22,6 +23,7 @@ from fusedops.integrations.transformers import (
     attention_forward,
     from_gguf,
     quantize,
+    quantized_cache,
     seeded_sampling,
     softmax_forward,
 )
@@ -35,6 +37,36 @@ pin = TABLE.pin
 def attention(is_causal: bool = True, **options: Any) -> Any:
     q = torch.zeros(1, 2, 4, 8)
     return attention_forward(nn.Identity(), q, q, q, None, is_causal=is_causal, **options)
+
+
+@torch.no_grad()
+def cached(implementation: str = "fusedops", mask: Any = None, **options: Any) -> None:
+    """A prompt of three tokens, then one."""
+    model = fused(sliding_window=None)
+    cache = quantized_cache(model)
+    model.set_attn_implementation(implementation)
+    ids = torch.tensor([[1, 2, 3]])
+    model(ids, past_key_values=cache, attention_mask=mask)
+    model(ids[:, :1], past_key_values=cache, **options)
+
+
+def fused(kind: str = "Mistral", **options: Any) -> Any:
+    """Return a small model with fusedops' attention."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = getattr(transformers, f"{kind}Config")(**sizes, num_hidden_layers=1, vocab_size=8, **options)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model.set_attn_implementation("fusedops")
+    return model
+
+
+def beams() -> None:
+    model = fused()
+    options = {"num_beams": 2, "max_new_tokens": 2, "pad_token_id": 0}
+    model.generate(torch.tensor([[1, 2, 3]]), past_key_values=quantized_cache(model), **options)
+
+
+def quantized_layer(call: Any) -> Any:
+    return call(quantized_cache(fused()).layers[0])
 
 
 def from_quantize() -> Any:
@@ -140,6 +172,20 @@ pin("a name", lambda: apply("gpt2"), INVALID)  # type: ignore[arg-type]
 pin("a save of packed weights", lambda: from_quantize().save_pretrained("."), INVALID)
 pin("a paged cache", lambda: attention(cache=object()), INVALID)
 pin("a paged cache and softmax", lambda: softmax(cache=object()), INVALID)
+NO_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "head_dim": 4}
+HOLES = torch.tensor([[1, 0, 1]])
+pin("a quantized cache of another implementation", lambda: quantized_cache(llama()), INVALID)
+pin("a quantized cache of 16 bits", lambda: quantized_cache(fused(), torch.half), INVALID)
+pin("a quantized cache of states", lambda: quantized_cache(fused("Qwen3Next", **NO_EXPERTS)), INVALID)
+pin("codes in another implementation", lambda: cached(implementation="eager"), INVALID)
+pin("a prompt with holes", lambda: cached(mask=HOLES), INVALID)
+pin("a mask with holes", lambda: cached(attention_mask=torch.tensor([[1, 0, 1, 1]])), INVALID)
+pin("no mask after padding", lambda: cached(mask=torch.tensor([[0, 1, 1]])), INVALID)
+pin("softcap and a quantized cache", lambda: cached(softcap=30.0), INVALID)
+pin("beams", beams, INVALID)
+pin("another batch", lambda: quantized_layer(lambda layer: layer.batch_select_indices(torch.tensor([0]))), INVALID)
+pin("offloading", lambda: quantized_layer(lambda layer: layer.offload()), INVALID)
+pin("a crop of a window", lambda: quantized_cache(fused(sliding_window=3)).layers[0].crop(-1), INVALID)
 pin("sparse", lambda: attention(indices=torch.zeros(1)), INVALID)
 pin("a window", lambda: attention(False, sliding_window=2), INVALID)
 pin("dropout", lambda: attention(dropout=0.1), FusedOpsWarning)

@@ -231,7 +231,7 @@ def check_written(a: StoreKvArgs) -> None:
     for name, tensor in (("k_cache", a.k_cache), ("v_cache", a.v_cache), *of_tokens):
         if tensor.is_inference() and not torch.is_inference_mode_enabled():
             raise InvalidInputError(
-                f"store_kv: got {name} that was made in inference mode, expected one that torch counts the writes of; to "
+                f"store_kv: got {name} that was made in inference mode, expected one whose writes torch counts; to "
                 f"fix: call it in torch.inference_mode(), or make {name} outside of it"
             )
         strides = tensor.stride()

@@ -83,10 +83,9 @@ def attention_forward(
         reason = _reason_for_softmax(attention_mask, dropout, {"output_attentions": probabilities, **kwargs})
         if is_causal is False or any(kwargs.get(name) is not None for name in ("indices", "block_indices")):
             reason = "keys that are chosen" if is_causal is not False else "is_causal = False"
-        if key.layer.total:
-            return of_packed_cache(query, key, scaling, attention_mask, reason, kwargs.get("s_aux")), None
-        key.layer.begin(attention_mask, query.shape[2])
-        key.layer.write(*key.new)
+        out = of_packed_cache(query, key, scaling, attention_mask, reason, kwargs.get("s_aux"))
+        if out is not None:
+            return out, None
         key = key.new[0]  # of a prompt, as they are
     if probabilities or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
         options = {"output_attentions": probabilities, **kwargs}

@@ -63,7 +63,7 @@ def quantized_cache(model: Any, dtype: torch.dtype = torch.int8) -> Cache:
         )
     if dtype not in CODES:
         raise InvalidInputError(
-            f"quantized_cache: got dtype = {dtype}, expected torch.int8 or torch.float8_e4m3fn; to fix: pass one of them"
+            f"quantized_cache: got dtype = {dtype}, expected torch.int8 or torch.float8_e4m3fn; to fix: pass one"
         )
     kinds, options = get_layer_types_and_kwargs(config)
     others = {*kinds} - {"full_attention"} - _WINDOWS
@@ -324,8 +324,8 @@ def of_packed_cache(
     mask: Tensor | None,
     reason: str | None,
     sinks: Tensor | None,
-) -> Tensor:
-    """Write the new keys of a call after a prompt, and return the attention, (B, Sq, N, Dv).
+) -> Tensor | None:
+    """Write the new keys of a call, and return the attention, (B, Sq, N, Dv); None for a prompt, with its own keys.
 
     Args:
         query: (B, N, Sq, D).
@@ -338,6 +338,10 @@ def of_packed_cache(
     layer, queries = keys.layer, query.shape[2]
     if reason is not None:
         raise _refused(reason)
+    if not layer.total:
+        layer.begin(mask, queries)
+        layer.write(*keys.new)
+        return None
     layer.check(mask, queries)
     places = layer.write(*keys.new)
     q = query.transpose(1, 2).flatten(0, 1)
@@ -371,6 +375,6 @@ def _refused(reason: str) -> InvalidInputError:
 
 def _unsupported(what: str, reason: str) -> InvalidInputError:
     return InvalidInputError(
-        f"quantized_cache: got {what}, expected generate with one sequence for each prompt, as {reason}; to fix: use the "
-        "cache that generate makes"
+        f"quantized_cache: got {what}, expected generate with one sequence for each prompt, as {reason}; to fix: use "
+        "the cache that generate makes"
     )
