@@ -21,3 +21,13 @@ def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     # the sink adds exp(sink) to the sum of exponentials
     share = torch.sigmoid(lse - sinks.to(lse)[None, :, None])
     return (out * share[..., None]).to(out.dtype)
+
+
+def packed_with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Return the same of packed sequences: out (T, N, Dv) and lse (T, N) of :func:`fusedops.varlen_attention`.
+
+    >>> out, lse = torch.ones(1, 1, 2), torch.zeros(1, 1)
+    >>> packed_with_sinks(out, lse, torch.tensor([3.0]).log()).flatten()
+    tensor([0.2500, 0.2500])
+    """
+    return with_sinks(out.transpose(0, 1)[None], lse.mT[None], sinks)[0].transpose(0, 1).contiguous()

@@ -50,7 +50,7 @@ def test_the_tokens_are_those_of_transformers(kind: str, sizes: dict[str, Any]) 
     applied = apply(model, ops=["attention"])
     fusedops.reset_stats()
     assert tokens(model) == want
-    assert {count.op for count in fusedops.stats().counts} == {"varlen_attention"}
+    assert {count.op for count in fusedops.stats().counts} == {"varlen_attention", "store_kv", "paged_attention"}
     assert model.config._attn_implementation == "fusedops"
     applied.remove()
     model.set_attn_implementation("fusedops")

@@ -20,9 +20,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and
 from fusedops import ops
 from fusedops.dtypes import CODES
 from fusedops.errors import InvalidInputError
-from fusedops.integrations._sinks import with_sinks
+from fusedops.integrations._sinks import packed_with_sinks
+from fusedops.integrations.transformers._attention.paged import FEW_QUERIES
 
-_FEW = 8  # queries of a sequence that read the codes; more read them once, unpacked
 _LEAST = 64  # tokens by which the memory of a sequence grows
 _WINDOWS = {"sliding_attention"}
 
@@ -348,7 +348,7 @@ def of_packed_cache(
     window = None if layer.window is None else (layer.window - 1, 0)
     options: dict[str, Any] = {"scale": scaling, "causal": "lower_right", "window": window}
     options["return_lse"] = sinks is not None
-    if queries <= _FEW:
+    if queries <= FEW_QUERIES:
         k_scale, v_scale = (each.transpose(1, 2) for each in layer.scales)
         cache = (*layer.pages(), places.bounds, places.table, places.used)
         results = ops.paged_attention(q, *cache, k_scale=k_scale, v_scale=v_scale, **options)
@@ -361,8 +361,7 @@ def of_packed_cache(
         of_keys = torch.nn.functional.pad(places.used.cumsum(0), (1, 0))
         results = ops.varlen_attention(q, k, v, places.bounds, of_keys, **options)
     if sinks is not None:
-        out, lse = results
-        results = with_sinks(out.transpose(0, 1)[None], lse.mT[None], sinks)[0].transpose(0, 1).contiguous()
+        results = packed_with_sinks(*results, sinks)
     return results.view(query.shape[0], queries, *results.shape[1:])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusedops import ops
-from fusedops.integrations._sinks import with_sinks
+from fusedops.integrations._sinks import packed_with_sinks
 
 
 def attention_of_sequences(
@@ -38,5 +38,5 @@ def attention_of_sequences(
     else:
         lse: Tensor
         out, lse = ops.varlen_attention(q, k, v, *bounds, scale=scaling, causal=causal, window=window, return_lse=True)
-        out = with_sinks(out.transpose(0, 1)[None], lse.mT[None], sinks)[0].transpose(0, 1).contiguous()
+        out = packed_with_sinks(out, lse, sinks)
     return out.view(query.shape[0], query.shape[2], *out.shape[1:])
