@@ -1,4 +1,4 @@
-"""quantized_linear with the formats of the Hub on eager and cpu: values, rows that do not change each other, memory."""
+"""quantized_linear with the formats of the Hub: values on eager, cpu and triton, rows that stand alone, memory."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ EACH: dict[str, Callable[..., Packed]] = {
     "INT4_GROUP with zeros": partial(packed_weight, "INT4_GROUP", group=64, zeros=True),
 }
 every_weight = pytest.mark.parametrize("name", EACH)
+on_each_backend = pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        (name, backend)
+        for name in EACH
+        for backend in ("eager", "cpu", "triton")
+        if backend != "triton" or not name.endswith("GGUF")
+    ],
+    indirect=["backend"],
+)
 
 
 def with_odd_scales(packed: Packed) -> Packed:
@@ -41,7 +51,7 @@ def with_odd_scales(packed: Packed) -> Packed:
     return Packed(packed.format, codes, scales, packed.global_scale, packed.zeros, shape=packed.shape)
 
 
-@every_weight
+@on_each_backend
 def test_each_weight_has_its_value(name: str, backend: str) -> None:
     """A row of x with one 1 gives a column of the weight, exactly. The numbers of rows are those of other kernels."""
     packed = with_odd_scales(EACH[name](36, 256))
@@ -53,7 +63,7 @@ def test_each_weight_has_its_value(name: str, backend: str) -> None:
         assert not got[~finite].isfinite().all(1).any()
 
 
-@every_weight
+@on_each_backend
 def test_the_gradient_of_x_has_each_weight(name: str, backend: str) -> None:
     packed = with_odd_scales(EACH[name](36, 320))
     weight = unpack(packed)

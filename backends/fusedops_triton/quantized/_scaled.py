@@ -124,7 +124,6 @@ def scaled(codes: Tensor, format: str, scales: Tensor, global_scale: Tensor | No
     layout = _Layout(data.bits, data.high_first, kind, of_scales, 0 if scales.shape[-1] == 1 else size, data.rows)
     plain = (None if each is None else each.resolve_neg().contiguous() for each in (codes, zeros, scales))
     codes, zeros, scales = plain  # pyright: ignore[reportAssignmentType]
-    scales = scales.float() if scales.dtype is torch.float64 else scales
     return Scaled(codes, scales, None if global_scale is None else global_scale.float(), zeros, columns, layout)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
-from packed_weights import odd_scales, packed_rows, packed_weight
+from packed_weights import odd_scales, packed_rows
 from right import assert_right
 from triton_cases import needs_loops
 from triton_traffic import Traffic
@@ -16,7 +14,7 @@ from triton_traffic import Traffic
 import fusedops
 from fusedops import testing
 from fusedops.ops import quantized_linear
-from fusedops.quantization import SCALED, dequantize, pack, unpack
+from fusedops.quantization import SCALED, dequantize, pack
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), needs_loops]  # NaN is wanted in some tests
 SERVED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
@@ -86,39 +84,17 @@ def test_a_packed_weight_at_an_odd_address() -> None:
 # ------------------------------------------------------------------------------------------------- a tensor of scales
 
 
-GROUPS: Any = {"group": 16, "zeros": True}
-SCALES = [(format, dtype) for format, data in SCALED.items() for dtype in {data.scales[0], data.scales[-1]}]
-
-
-@pytest.mark.parametrize(("format", "dtype"), sorted(SCALES, key=str))
-def test_each_code_with_its_scale_has_its_value(format: str, dtype: torch.dtype) -> None:
-    """A row of x with one 1 gives a column of the weight: of each code, and of odd scales."""
-    packed = packed_weight(format, 131, 192, dtype=dtype, **(GROUPS if SCALED[format].zeros else {}))
-    every = torch.arange(256, dtype=torch.uint8)
-    for row, first in ((3, 0), (4, 64)):
-        packed.codes[row] = every[first : first + packed.codes.shape[1]]
-    assert packed.scales is not None
-    if packed.scales.dtype is torch.uint8:
-        packed.scales[-1, -1], packed.scales[-1, 0] = 255, 0  # of e8m0 NaN, and the smallest one
-    weight = unpack(packed)
-    finite = weight.isfinite().all(1)
-    assert finite.sum() > 100
-    # one by one, four at a time with a rest, and by torch's product with the unpacked weight
-    for rows in (slice(7, 8), slice(131, 137), slice(100, 120)):
-        got = quantized_linear(torch.eye(192)[rows], packed, backend="triton").t()
-        assert torch.equal(got[finite], weight[:, rows][finite])
-        assert not got[~finite].isfinite().all(1).any()
-
-
 @pytest.mark.parametrize(
-    ("rows", "columns", "dtype"),
-    [(6, 1088, torch.bfloat16), (131, 64, torch.float16)],
+    ("rows", "outputs", "columns", "dtype"), [(6, 9, 1088, torch.bfloat16), (131, 133, 64, torch.float16)]
 )
 @pytest.mark.parametrize("format", SCALED)
-def test_values_and_gradients_with_a_tensor_of_scales(format: str, rows: int, columns: int, dtype: torch.dtype) -> None:
-    packed = pack(torch.randn(133, columns), format, group=32, symmetric=False)
+def test_values_and_gradients_with_a_tensor_of_scales(
+    format: str, rows: int, outputs: int, columns: int, dtype: torch.dtype
+) -> None:
+    """Columns beyond a step of words, and rows and outputs beyond a tile."""
+    packed = pack(torch.randn(outputs, columns), format, group=32, symmetric=False)
     with fusedops.use("triton", fallback="raise"):
-        assert_right("quantized_linear", torch.randn(rows, columns).to(dtype), packed, torch.randn(133))
+        assert_right("quantized_linear", torch.randn(rows, columns).to(dtype), packed, torch.randn(outputs))
 
 
 @pytest.mark.parametrize(("format", "columns"), [("FP8_BLOCK", 131), ("FP8_ROW", 37), ("INT4_GROUP", 40)])
@@ -136,3 +112,12 @@ def test_chunks_begin_within_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(_quantized, "_CHUNK", 64 * 100)
     with fusedops.use("triton", fallback="raise"):
         assert_right("quantized_linear", x, packed, None)
+
+
+def test_a_few_rows_read_each_code_and_scale_once(traffic: Traffic) -> None:
+    packed = pack(torch.randn(9, 320), "MXFP4")
+    words = packed.codes.view(torch.int32)
+    quantized_linear(
+        torch.randn(4, 320), words.view(torch.uint8), format="MXFP4", scales=packed.scales, backend="triton"
+    )
+    assert traffic.distinct(words) == traffic.asked(words) == words.nbytes

@@ -115,6 +115,20 @@ def _(run: Run, a: SimpleNamespace) -> Any:
     return run(packed=blocks.reshape(a.packed.shape))
 
 
+@wrong("codes of words of 32 bits are read from the highest byte", OP, "backward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    if a.format not in SCALED or a.packed.shape[1] % 4:
+        return run()
+    return run(packed=a.packed.unflatten(1, (-1, 4)).flip(2).flatten(1))
+
+
+@wrong("codes of rows of no whole words of 32 bits lack the rest", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    packed = a.packed.clone()
+    packed[:, packed.shape[1] // 4 * 4 :] = 0
+    return run(packed=packed) if a.format in SCALED and SCALED[a.format].bits == 8 else run()
+
+
 @wrong("the rows beyond a multiple of four are those of another", OP, "forward", "calls")
 def _(run: Run, a: SimpleNamespace) -> Any:
     y = run()

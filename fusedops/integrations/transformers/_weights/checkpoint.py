@@ -33,7 +33,11 @@ _DTYPES = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32", "I16": "int16",
     "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-_OWN = ("quantization_config", "device_map", "dtype", "torch_dtype", "config", "use_safetensors")
+#: Options of from_pretrained that are set here, or by which tensors are other ones than in the files.
+_OWN = (
+    "quantization_config", "device_map", "torch_dtype", "config", "use_safetensors", "output_loading_info",
+    "state_dict", "gguf_file", "key_mapping", "tp_plan", "distributed_config",
+)  # fmt: skip
 
 
 def from_packed(
@@ -150,16 +154,18 @@ def _register() -> None:
         def is_serializable(self) -> bool:
             return False
 
-        def _process_model_before_weight_loading(
-            self, model: Any, checkpoint_files: list[str], dtype: torch.dtype, **_: Any
-        ) -> None:
+        def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+            self.dtype = dtype
+            return dtype
+
+        def _process_model_before_weight_loading(self, model: Any, checkpoint_files: list[str], **_: Any) -> None:
             checkpoint: dict[str, Any] = self.quantization_config.checkpoint  # pyright: ignore
             with torch.device("cpu"):  # the model is on the meta device, values of the files are not
                 self.plans, unread = _plans(model, checkpoint_files, checkpoint)
             for name in self.plans:
                 model.set_submodule(name, _Place(model.get_submodule(name)))
             own: Any = model._keys_to_ignore_on_load_unexpected
-            self.ignored, self.dtype = own, dtype
+            self.ignored = own
             model._keys_to_ignore_on_load_unexpected = {*(own or ()), f"^({'|'.join(map(re.escape, unread))})$"}
 
         def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
@@ -256,10 +262,10 @@ def _place_of(name: str, modules: dict[str, Module], prefix: str) -> tuple[str, 
         path = each
         while path and path not in modules:
             path = path.rpartition(".")[0]
-        place = path, each[len(path) + 1 :] if path else each
+        split = path, each[len(path) + 1 :] if path else each
         if type(modules.get(path)) is Linear:
-            return place
-        first = first or place
+            return split
+        first = first or split
     assert first is not None
     return first
 
