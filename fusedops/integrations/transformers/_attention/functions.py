@@ -86,7 +86,7 @@ def attention_forward(
         out = of_packed_cache(query, key, scaling, attention_mask, reason, kwargs.get("s_aux"))
         if out is not None:
             return out, None
-        key = key.new[0]  # of a prompt, as they are
+        key = key.added[0]  # of a prompt, as they are
     if probabilities or _is_additive(attention_mask) or not _OPTIONS.isdisjoint(kwargs):
         options = {"output_attentions": probabilities, **kwargs}
         if is_paged(kwargs):

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+from transformers import cache_utils
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from fusedops import ops
+from fusedops._torch import disabled_torch_function, wrapper_subclass
 from fusedops.dtypes import CODES
 from fusedops.errors import InvalidInputError
 from fusedops.integrations._sinks import packed_with_sinks
@@ -65,7 +67,9 @@ def quantized_cache(model: Any, dtype: torch.dtype = torch.int8) -> Cache:
         raise InvalidInputError(
             f"quantized_cache: got dtype = {dtype}, expected torch.int8 or torch.float8_e4m3fn; to fix: pass one"
         )
-    kinds, options = get_layer_types_and_kwargs(config)
+    layers: Any = cache_utils
+    kinds, options = layers.get_layer_types_and_kwargs(config)
+    windows: list[int | None] = [each.get("sliding_window") for each in options]
     others = {*kinds} - {"full_attention"} - _WINDOWS
     if getattr(config, "is_encoder_decoder", False):
         others.add("encoder and decoder")
@@ -77,13 +81,13 @@ def quantized_cache(model: Any, dtype: torch.dtype = torch.int8) -> Cache:
             "sliding window in each layer; to fix: use the cache that generate makes"
         )
     shared = _Step()
-    return PackedCache([PackedLayer(dtype, each.get("sliding_window"), shared) for each in options])
+    return PackedCache([PackedLayer(dtype, window, shared) for window in windows])
 
 
 class PackedCache(Cache):
     """The layers of a model, see :func:`quantized_cache`."""
 
-    def __init__(self, layers: list[PackedLayer]) -> None:
+    def __init__(self, layers: list[Any]) -> None:
         super().__init__(layers=layers)
 
     @property
@@ -97,17 +101,17 @@ class PackedKeys(Tensor):
     """The keys of a layer for an attention function: (B, Nk, S, D) without memory, of which the last are new."""
 
     layer: PackedLayer
-    new: tuple[Tensor, Tensor]  # keys and values
+    added: tuple[Tensor, Tensor]  # new keys and values
 
     @staticmethod
-    def __new__(cls, layer: PackedLayer, keys: Tensor, values: Tensor) -> PackedKeys:
+    def __new__(cls: type[PackedKeys], layer: PackedLayer, keys: Tensor, values: Tensor) -> PackedKeys:
         """Make the keys of a layer and new ones."""
         shape = (*keys.shape[:2], layer.get_mask_sizes(keys.shape[2])[0], keys.shape[3])
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=keys.dtype, device=keys.device)
-        made.layer, made.new = layer, (keys, values)
+        made: PackedKeys = wrapper_subclass(cls, keys.dtype, keys.device, shape)
+        made.layer, made.added = layer, (keys, values)
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+    __torch_function__ = disabled_torch_function
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -285,9 +289,9 @@ class PackedLayer(CacheLayerMixin):
         queries = keys.shape[2]
         self._make_room(queries)
         places = self._shared.places(self, queries)
-        new = (each.transpose(1, 2).flatten(0, 1) for each in (keys, values))
+        k, v = (each.transpose(1, 2).flatten(0, 1) for each in (keys, values))
         k_scale, v_scale = (each.transpose(1, 2) for each in self.scales)
-        ops.store_kv(*new, *self.pages(), places.slots, k_scale=k_scale, v_scale=v_scale)
+        ops.store_kv(k, v, *self.pages(), places.slots, k_scale=k_scale, v_scale=v_scale)
         self.total += queries
         return places
 
@@ -340,10 +344,10 @@ def of_packed_cache(
         raise _refused(reason)
     if not layer.total:
         layer.begin(mask, queries)
-        layer.write(*keys.new)
+        layer.write(*keys.added)
         return None
     layer.check(mask, queries)
-    places = layer.write(*keys.new)
+    places = layer.write(*keys.added)
     q = query.transpose(1, 2).flatten(0, 1)
     window = None if layer.window is None else (layer.window - 1, 0)
     options: dict[str, Any] = {"scale": scaling, "causal": "lower_right", "window": window}
@@ -351,7 +355,7 @@ def of_packed_cache(
     if queries <= FEW_QUERIES:
         k_scale, v_scale = (each.transpose(1, 2) for each in layer.scales)
         cache = (*layer.pages(), places.bounds, places.table, places.used)
-        results = ops.paged_attention(q, *cache, k_scale=k_scale, v_scale=v_scale, **options)
+        results: Any = ops.paged_attention(q, *cache, k_scale=k_scale, v_scale=v_scale, **options)
     else:
         tokens = torch.arange(layer.capacity, device=q.device) < places.used[:, None]
         k, v = (
@@ -360,9 +364,8 @@ def of_packed_cache(
         )
         of_keys = torch.nn.functional.pad(places.used.cumsum(0), (1, 0))
         results = ops.varlen_attention(q, k, v, places.bounds, of_keys, **options)
-    if sinks is not None:
-        results = packed_with_sinks(*results, sinks)
-    return results.view(query.shape[0], queries, *results.shape[1:])
+    out: Tensor = results if sinks is None else packed_with_sinks(results[0], results[1], sinks)
+    return out.view(query.shape[0], queries, *out.shape[1:])
 
 
 def _refused(reason: str) -> InvalidInputError:

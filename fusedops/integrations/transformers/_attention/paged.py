@@ -131,7 +131,8 @@ def _of_pages(
     q, k, v = (each[0].transpose(0, 1) for each in new)
     ops.store_kv(k, v, *pages, slots)
     options: dict[str, Any] = {"scale": scaling, "causal": "lower_right", "window": window}
-    results = ops.paged_attention(
+    results: Any = ops.paged_attention(
         q, *pages, kwargs["cu_seq_lens_q"], table, used, return_lse=sinks is not None, **options
     )
-    return (results if sinks is None else packed_with_sinks(*results, sinks))[None]
+    out: Tensor = results if sinks is None else packed_with_sinks(results[0], results[1], sinks)
+    return out[None]
