@@ -21,7 +21,7 @@ from fusedops.quantization import FORMATS, SCALED
 from fusedops.testing import OPS
 from fusedops.testing._calls import followed, shrunk, specs
 from fusedops.testing._kernel_calls import KernelCalls
-from fusedops.testing._roles import classes, masks, offsets, one_elements, packed_parts, packed_rows
+from fusedops.testing._roles import classes, masks, offsets, one_elements, packed_parts, packed_rows, slots
 from tests.fuzz.call import EXTREMES, LAYOUTS, OF_INTEGERS, Call, Made
 from tests.fuzz.machine import Target
 from tests.fuzz.situations import SITUATIONS
@@ -297,6 +297,11 @@ class _Generator:
                 values = f"(torch.randint({rows + 1}, {{shape}}, {{generator}}) // {step} * {step}).sort(-1).values"
                 if dice.random() < 0.3:  # a tail of few rows, or of none
                     values = f"{rows} - {values}.flip(-1)"
+        for item in slots(op):
+            if item.name == name and len(shape) == 1:
+                cache = call[item.of].shape if isinstance(call[item.of], TensorSpec) else ()
+                every = f"torch.randperm({math.prod(cache[:2])}, {{generator}})"
+                values = f"torch.cat((torch.full({{shape}}, -1), {every}))[-{shape[0]}:]" if shape[0] else values
         for item in packed_rows(op):
             if item.name == name and call[item.format] in (*FORMATS, *SCALED) and shape:
                 values = f"fusedops.testing.random_packed({{shape}}, {call[item.format]!r}, {{generator}})"

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tests.fuzz.effects import called
 from tests.fuzz.machine import prepare, targets
 
 if __name__ == "__main__":
@@ -28,6 +29,7 @@ from torch import Tensor
 
 import fusedops
 from fusedops import FusedOpsError, MismatchError, Op, testing
+from fusedops.dtypes import STORAGE
 from fusedops.testing import OPS, Case
 from tests.fuzz.call import Call, Made
 from tests.fuzz.check import gradients_of, mode_block, policy_block
@@ -96,7 +98,7 @@ def _served(
     ):
         warnings.simplefilter("ignore")
         try:
-            outputs = op.as_tuple(op.function(**args, **options))
+            outputs = called(op, args, options)
             if mode == "grad":
                 present = [(key, y) for key, y in zip(op.outputs, outputs) if y is not None]
                 gradients_of([key for key, _ in present], [y for _, y in present], args, grads)
@@ -182,7 +184,7 @@ def arguments_of(op: Op, rows: int, dtype: torch.dtype, seed: int) -> tuple[Any,
             for name, value in call.items()
         }
     args = testing.arguments(op, Case("rows", call), dtype, seed=seed)
-    return tuple(arg / 3 if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args)
+    return tuple(arg / 3 if isinstance(arg, Tensor) and arg.dtype in STORAGE else arg for arg in args)
 
 
 def sums(op: Op, args: Sequence[Any]) -> list[str]:

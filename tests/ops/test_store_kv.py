@@ -112,6 +112,13 @@ def test_a_tensor_that_is_kept_for_backward_and_then_written_is_an_error_of_auto
 
 
 @BACKENDS
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+def test_a_cache_without_slots_takes_tokens_that_have_none(backend: str, shape: tuple[int, int]) -> None:
+    k, cache = torch.ones(2, 1, 8), torch.zeros(*shape, 1, 8)
+    fusedops.store_kv(k, k, cache, cache.clone(), torch.tensor([-1, -1]), backend=backend)
+
+
+@BACKENDS
 def test_nothing_is_written_where_a_slot_is_outside_of_the_cache(backend: str) -> None:
     cache = torch.zeros(3, 4, 1, 8)
     k = torch.ones(4, 1, 8)

@@ -77,11 +77,13 @@ void store_token(const StoreKv& call, const Side& side, int64_t token, float* nu
 using namespace fusedops;
 
 FUSEDOPS_EXPORT int fusedops_store_kv(const StoreKv* call) {
-  if (call->tokens && call->heads && !call->slots) return INVALID;
-  if (call->heads && call->size && call->tokens && (!call->k || !call->k_cache)) return INVALID;
-  if (call->heads && call->value_size && call->tokens && (!call->v || !call->v_cache)) return INVALID;
+  const int64_t places = call->pages * call->page;
+  if (call->tokens && !call->slots) return INVALID;
   for (int64_t i = 0; i < call->tokens; i++)
-    if (call->slots[i] < -1 || call->slots[i] >= call->pages * call->page) return NO_SUCH_SLOT;
+    if (call->slots[i] < -1 || call->slots[i] >= places) return NO_SUCH_SLOT;
+  if (!call->tokens || !call->heads || !places) return OK;
+  if (call->size && (!call->k || !call->k_cache)) return INVALID;
+  if (call->value_size && (!call->v || !call->v_cache)) return INVALID;
   const Side sides[] = {
       {(const char*)call->k, call->k_token, call->k_head, call->size, (char*)call->k_cache, call->k_cache_page,
        call->k_cache_token, call->k_cache_head, call->k_scale, call->k_scale_page, call->k_scale_token,
