@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import fusedops
+from benchmarks import context_time
 from fusedops.integrations.transformers import apply, quantized_cache
 
 SIZES = {
@@ -50,15 +52,20 @@ def model_of(kind: str) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("dtype", "padding"), [(torch.int8, (0, 0, 0)), (torch.int8, (5, 0, 7)), (torch.float8_e4m3fn, (1, 6, 0))]
+    ("kind", "dtype", "padding"),
+    [
+        ("Llama", torch.int8, (5, 0, 7)),
+        ("Mistral", torch.int8, (5, 0, 7)),
+        ("GptOss", torch.int8, (0, 0, 0)),
+        ("GptOss", torch.float8_e4m3fn, (1, 6, 0)),
+    ],
 )
 @torch.no_grad()
 def test_the_logits_are_those_of_rounded_keys(kind: str, dtype: torch.dtype, padding: tuple[int, ...]) -> None:
     """A prompt, tokens, a few tokens and many after it; past several windows, and past the first memory."""
     model = model_of(kind)
-    calls = [9, 1, 1, 3, 17, *([1] * 60), 9, 2]
+    calls = [9, 1, 1, 3, 29, *([1] * 24), 9, 2]
     ids = torch.randint(1, 64, (3, sum(calls)), generator=torch.Generator().manual_seed(1))
     mask = (torch.arange(ids.shape[1]) >= torch.tensor(padding)[:, None]).long()
     positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -107,3 +114,18 @@ def test_generate_and_what_a_cache_reports() -> None:
     cache.crop(-4)
     assert cache.get_seq_length() == 13
     applied.remove()
+
+
+def test_the_benchmark_over_lengths_measures_each_cache(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", lambda _: None)
+        rows = context_time.measured([8, 200], list(context_time.CACHES), layers=1, rounds=1, threads=1)
+    memory = {(row.cache, row.length): row.memory for row in rows}
+    # the first room of 64 tokens, a token more, and a quarter of what is there
+    assert memory["int8", 8] == memory["e4m3", 8] == pytest.approx(2 * 8 * (8 + 64) * (64 + 4) / 1e6, rel=0.01)
+    assert memory["int8", 200] == pytest.approx(memory["bfloat16", 200] * (264 / 201) * 68 / 128, rel=0.01)
+    assert all(row.rate > 0 for row in rows)
+    context_time.write(rows, tmp_path / "lengths")
+    assert (tmp_path / "lengths.png").stat().st_size > 10_000
+    assert (tmp_path / "lengths.csv").read_text().count("\n") == 1 + len(rows)

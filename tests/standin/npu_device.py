@@ -222,7 +222,9 @@ def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     calls[aliases.name] += 1
     if op._schema.name in _ALWAYS_TANH:
         kwargs["approximate"] = "tanh"
-    if op._schema.name.startswith(("aten::bitwise_", "aten::remainder")):  # torch passes a number here, but the overload needs a tensor
+    if op._schema.name.startswith(
+        ("aten::bitwise_", "aten::remainder")
+    ):  # torch passes a number here, but the overload needs a tensor
         args = tuple(torch.tensor(arg) if isinstance(arg, int) else arg for arg in args)
     cpu_args = aliases.enter(args)
     cpu_kwargs = {name: aliases.enter(value) for name, value in _with_generator(op, args, kwargs).items()}
