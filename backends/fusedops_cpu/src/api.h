@@ -70,10 +70,10 @@ struct PagedAttention {
 // Rows of keys and values into pages: as they are, or as codes of 8 bits with a scale for each token and head, which is
 // written, or else is read by its strides.
 struct StoreKv {
-  const void *k, *v;          // (tokens, heads, size or value_size)
-  const int64_t* slots;       // (tokens), page * number + offset, or -1
-  void *k_cache, *v_cache;    // (pages, page, heads, size or value_size)
-  float *k_scale, *v_scale;   // null: of a cache of the dtype of k
+  const void *k, *v;         // (tokens, heads, size or value_size)
+  const int64_t* slots;      // (tokens), page * number + offset, or -1
+  void *k_cache, *v_cache;   // (pages, page, heads, size or value_size)
+  float *k_scale, *v_scale;  // null: of a cache of the dtype of k
   int64_t dtype, cache_dtype, tokens, pages, page, heads, size, value_size, writes_k_scale, writes_v_scale;
   int64_t k_token, k_head, v_token, v_head;
   int64_t k_cache_page, k_cache_token, k_cache_head, v_cache_page, v_cache_token, v_cache_head;

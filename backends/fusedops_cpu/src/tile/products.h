@@ -18,7 +18,6 @@ constexpr int64_t SLICE = 256;  // terms that are added in registers: 0.94 of th
 constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 12 : VECTOR_BYTES == 32 ? 6 : 4, TILE_COLUMNS = 2 * LANES;
 constexpr int64_t AHEAD = 4;  // rows
 
-
 // One operand: its elements (i, k), where k is the term. In memory one of both is contiguous, the other has a stride.
 struct Operand {
   const void* data;

@@ -288,12 +288,12 @@ class PackedLayer(CacheLayerMixin):
         """Write new keys (B, Nk, Sq, D) and values, and return where the tokens are."""
         queries = keys.shape[2]
         self._make_room(queries)
-        places = self._shared.places(self, queries)
+        indices = self._shared.places(self, queries)
         k, v = (each.transpose(1, 2).flatten(0, 1) for each in (keys, values))
         k_scale, v_scale = (each.transpose(1, 2) for each in self.scales)
-        ops.store_kv(k, v, *self.pages(), places.slots, k_scale=k_scale, v_scale=v_scale)
+        ops.store_kv(k, v, *self.pages(), indices.slots, k_scale=k_scale, v_scale=v_scale)
         self.total += queries
-        return places
+        return indices
 
     def pages(self) -> tuple[Tensor, Tensor]:
         """Return the caches as pages, one for each sequence: (B, capacity, Nk, D)."""
@@ -347,23 +347,23 @@ def of_packed_cache(
         layer.write(*keys.added)
         return None
     layer.check(mask, queries)
-    places = layer.write(*keys.added)
+    written = layer.write(*keys.added)
     q = query.transpose(1, 2).flatten(0, 1)
     window = None if layer.window is None else (layer.window - 1, 0)
     options: dict[str, Any] = {"scale": scaling, "causal": "lower_right", "window": window}
     options["return_lse"] = sinks is not None
     if queries <= FEW_QUERIES:
         k_scale, v_scale = (each.transpose(1, 2) for each in layer.scales)
-        cache = (*layer.pages(), places.bounds, places.table, places.used)
+        cache = (*layer.pages(), written.bounds, written.table, written.used)
         results: Any = ops.paged_attention(q, *cache, k_scale=k_scale, v_scale=v_scale, **options)
     else:
-        tokens = torch.arange(layer.capacity, device=q.device) < places.used[:, None]
+        tokens = torch.arange(layer.capacity, device=q.device) < written.used[:, None]
         k, v = (
             (codes.transpose(1, 2)[tokens].float() * scales.transpose(1, 2)[tokens][..., None]).to(q.dtype)
             for codes, scales in zip(layer.codes, layer.scales)
         )
-        of_keys = torch.nn.functional.pad(places.used.cumsum(0), (1, 0))
-        results = ops.varlen_attention(q, k, v, places.bounds, of_keys, **options)
+        of_keys = torch.nn.functional.pad(written.used.cumsum(0), (1, 0))
+        results = ops.varlen_attention(q, k, v, written.bounds, of_keys, **options)
     out: Tensor = results if sinks is None else packed_with_sinks(results[0], results[1], sinks)
     return out.view(query.shape[0], queries, *out.shape[1:])
 
