@@ -139,7 +139,7 @@ class _Places(NamedTuple):
 
 
 class _Step:
-    """What the layers of a cache share: each computes the same tensors, of a few numbers, in a step of the model."""
+    """Tensors of a few numbers that all layers of a cache have alike in a step of the model."""
 
     def __init__(self) -> None:
         self._places: dict[Any, _Places] = {}
