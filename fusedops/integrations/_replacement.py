@@ -34,6 +34,7 @@ class Replacement:
     left: tuple[tuple[str, str], ...] = ()  # ops that it does not call, with the reason
     has_activation = False  # True where forward computes the activation that the module has as a child
     runs_own_code = False  # True where forward is the module's own, which calls its children
+    stays = False  # True where the module's own forward has not what it needs: remove() of apply leaves it
 
     @property
     def ops(self) -> tuple[str, ...]:

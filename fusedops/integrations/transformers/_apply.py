@@ -214,7 +214,9 @@ def _when(model: Module) -> str:
 
 def _remove(model: Module) -> None:
     for module in model.modules():
-        restore(module)
+        replacement = replacement_of(module)
+        if replacement is None or not replacement.stays:
+            restore(module)
         restore_loss(module)
         restore_head(module)
     restore_attention(model)

@@ -64,8 +64,7 @@ class ForwardPass {
     const auto weight = weights_.up(call_, piece.expert, true);
     const bool pairs = activation_.interleaved(), halves = activation_.gated() && !pairs;
     const Columns parts[] = {{&weight, pairs ? 2 * first : first, pairs ? 2 * n : n}, {&weight, inner + first, n}};
-    const int64_t row_of_c =
-        block.compute(x.operand, piece.first - x.base, piece.count, parts, halves ? 2 : 1, buffer);
+    const int64_t row_of_c = block.compute(x.operand, piece.first - x.base, piece.count, parts, halves ? 2 : 1, buffer);
     const float* bias = call_.up_bias ? up_bias_.data() + piece.expert * width : nullptr;
     for (int64_t m = 0; m < piece.count; m++) {
       float *c = buffer + m * row_of_c, *second = c + round_up(n, TILE_COLUMNS);

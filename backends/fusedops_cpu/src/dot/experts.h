@@ -40,9 +40,7 @@ template <>
 class Block<Packed> {
  public:
   Block(int64_t rows, int64_t) : most_(rows) {}
-  int64_t floats(int64_t columns) const {
-    return most_ * (columns + PackedProducts::COLUMNS) + PackedProducts::BUFFER;
-  }
+  int64_t floats(int64_t columns) const { return most_ * (columns + PackedProducts::COLUMNS) + PackedProducts::BUFFER; }
   int64_t compute(const Operand& a, int64_t first, int64_t rows, const PackedColumns* parts, int64_t count,
                   float* buffer) const {
     int64_t width = 0;
@@ -205,7 +203,9 @@ class PackedWeights {
  private:
   static PackedWeight of_expert(PackedWeight weight, int64_t expert, int64_t outputs) {
     const int64_t lines = weight.scale_rows ? divide_up(outputs, weight.scale_rows) : 1;
-    const int64_t dtype = weight.scale_dtype, scale = dtype == FLOAT32 ? 4 : dtype == BFLOAT16 || dtype == FLOAT16 ? 2 : 1;
+    const int64_t dtype = weight.scale_dtype, scale = dtype == FLOAT32                        ? 4
+                                                      : dtype == BFLOAT16 || dtype == FLOAT16 ? 2
+                                                                                              : 1;
     weight.codes += expert * outputs * weight.row_bytes;
     if (weight.scales) weight.scales = (const uint8_t*)weight.scales + expert * lines * weight.groups * scale;
     if (weight.global_scale) weight.global_scale += expert;
@@ -217,8 +217,7 @@ class PackedWeights {
   PackedProducts of_up_, of_down_;
 };
 
-// The rows of a tensor (tokens, width) that the rows of a panel have. `base`: the number of its first row; a row's is
-// that of the piece, less base.
+// The rows of a tensor that products read: row i of the order by expert is row i - base of the operand.
 struct RowsOfPanel {
   Operand operand;
   int64_t base;
@@ -250,8 +249,7 @@ inline int64_t columns_of_block(const Panel& panel, int64_t columns, int64_t lea
 // Runs f(piece, first, columns, block, buffer) for the blocks of `columns` columns of each piece of a panel; the buffer
 // is for a block of so many parts of so many columns, and of so many terms.
 template <class Kind, class F>
-Status each_block(const Panel& panel, int64_t columns, int64_t parts, int64_t terms, F f,
-                  int64_t least = FEW_COLUMNS) {
+Status each_block(const Panel& panel, int64_t columns, int64_t parts, int64_t terms, F f, int64_t least = FEW_COLUMNS) {
   if (!columns) return OK;
   const int64_t width = columns_of_block(panel, columns * parts, least) / parts;
   const int64_t blocks = divide_up(columns, width), count = blocks * panel.count;

@@ -223,8 +223,8 @@ class BackwardPass {
       const Operand dh{rows.dh + at * width, Kind::DTYPE, width, false};
       const Operand a{rows.a + at * call_.inner, Kind::DTYPE, call_.inner, false};
       if constexpr (!PACKED) {
-        if (const Status s = weight(dh, width, x, call_.width, count,
-                                    of_expert(call_.dup, call_.up_dtype, e, width), call_.up_dtype))
+        if (const Status s = weight(dh, width, x, call_.width, count, of_expert(call_.dup, call_.up_dtype, e, width),
+                                    call_.up_dtype))
           return s;
         if (const Status s = weight(grad, call_.width, a, call_.inner, count,
                                     of_expert(call_.ddown, call_.down_dtype, e, call_.inner), call_.down_dtype))

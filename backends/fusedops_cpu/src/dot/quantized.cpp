@@ -287,8 +287,7 @@ NOINLINE void gradient_of(const PackedWeight& weight, const float* grad, int64_t
     int64_t m = 0;
     for (; m + GRADIENT_TILE <= rows; m += GRADIENT_TILE)
       add_outers<GRADIENT_TILE>(grad + m * outputs + output, outputs, buffer, count, width, sums + m * COLUMNS);
-    for (; m < rows; m++)
-      add_outers<1>(grad + m * outputs + output, outputs, buffer, count, width, sums + m * COLUMNS);
+    for (; m < rows; m++) add_outers<1>(grad + m * outputs + output, outputs, buffer, count, width, sums + m * COLUMNS);
   }
   if (Format::ORDER == Order::PLAIN) return;
   for (int64_t m = 0; m < rows; m++) reorder<Format::ORDER, true>(sums + m * COLUMNS, sums + m * COLUMNS, width);

@@ -94,14 +94,18 @@ class WholeExperts(Replacement):
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the experts of the tokens, of the routers' indices and of the weights."""
-        x, index, weights = (*args, *kwargs.values())
         tensors: list[Any] = [
             getattr(module, name, None) for name in (self.up[0], self.down[0], self.up[1], self.down[1])
         ]
+        return self.on(*tensors, *args, *kwargs.values())
+
+    def on(self, up: Any, down: Any, up_bias: Any, down_bias: Any, x: Tensor, index: Tensor, weights: Tensor) -> Any:
+        """Compute the experts with these weights, tensors or Packed."""
         act: Any = self.activation
         y = ops.experts(
-            x.reshape(-1, x.shape[-1]), index, weights, *tensors, activation=act.name, limit=act.limit,
-            alpha=act.alpha, offset=act.offset, interleaved=act.interleaved, transposed=self.transposed,
+            x.reshape(-1, x.shape[-1]), index, weights, up, down, up_bias, down_bias,
+            activation=act.name, limit=act.limit, alpha=act.alpha, offset=act.offset,
+            interleaved=act.interleaved, transposed=self.transposed,
         )  # fmt: skip
         return y.to(weights.dtype).view(x.shape) if self.dtype_of_weights else y.view(x.shape)
 

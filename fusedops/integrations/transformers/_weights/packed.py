@@ -22,6 +22,15 @@ from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations._modules.linear import Dense
 from fusedops.integrations._replacement import own_class, replacement_of, restore
+from fusedops.integrations.transformers._modules.experts import WholeExperts
+from fusedops.integrations.transformers._weights.packed_experts import (
+    FORMATS_OF_EXPERTS,
+    PackedExperts,
+    experts_of,
+    pack_experts,
+    reason_to_leave,
+    unpack_experts,
+)
 from fusedops.nn import QuantizedEmbedding, QuantizedLinear
 from fusedops.nn._packed_weight import UNPACK
 from fusedops.nn._quantized import KEYS, weight_state
@@ -38,8 +47,8 @@ def _op_of(packed: type[Module], format: str) -> str:
     return "int8_linear" if packed is QuantizedLinear and format == INT8 else _OPS[packed]
 
 
-def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -> Applied:
-    """Pack the weights of a model's linear layers and embeddings.
+def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = (), experts: bool | str = False) -> Applied:
+    """Pack the weights of a model's linear layers and embeddings, and of the experts of its mixtures if asked.
 
     A layer becomes a :class:`fusedops.nn.QuantizedLinear` or :class:`fusedops.nn.QuantizedEmbedding`: its place, name,
     hooks and bias stay, and the packed weight is its parameter ``packed_<format>``, of uint8, such as ``packed_Q8_0``.
@@ -56,6 +65,9 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
         format: one of ``fusedops.quantization.FORMATS``; or "INT8", of which the linear layers round their input to 8
             bits too.
         skip: patterns of the names of modules that are left, such as ``lm_head`` or ``*.q_proj``.
+        experts: True to pack the experts of mixtures in ``format`` too, whose stacked weights
+            :func:`fusedops.experts` then reads packed; or a format of their own, such as "MXFP4". Their packed weights
+            are ``gate_up_proj_packed_<format>`` and the like.
 
     Returns:
         the outcome for each class of modules. :meth:`Applied.remove` unpacks the weights again: the values are those of
@@ -81,13 +93,17 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
     """
     if format not in LAYER_FORMATS:
         raise InvalidInputError(f"quantize: {unknown_name('format', format, LAYER_FORMATS)}")
+    of_experts = format if experts is True else experts or ""
+    if of_experts and of_experts not in FORMATS_OF_EXPERTS:
+        raise InvalidInputError(f"quantize: {unknown_name('experts', of_experts, FORMATS_OF_EXPERTS)}")
     if isinstance(skip, str):
         raise InvalidInputError(
             f"quantize: got skip = {skip!r}, expected a list of names; to fix: write skip=[{skip!r}]"
         )
     patterns = tuple(skip)
     modules: dict[str, Any] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
-    names = [name for name, each in modules.items() if isinstance(each, (Linear, Embedding))]
+    mixtures = {name: found for name, each in modules.items() if (found := experts_of(each))} if of_experts else {}
+    names = [name for name, each in modules.items() if name in mixtures or isinstance(each, (Linear, Embedding))]
     for pattern in patterns:
         if not matching(names, pattern):
             near = [each for each in (f"*{pattern}", f"{pattern}.*") if matching(names, each)]
@@ -95,7 +111,7 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = ()) -
             text = f"quantize: got skip = {pattern!r}, expected the name of a linear layer or embedding; to fix: {fix}"
             warnings.warn(text, FusedOpsWarning, stacklevel=2)
     whole = _whole(model)
-    rows = _pack_all(model, whole, format, patterns)
+    rows = [*_pack_all(model, whole, format, patterns), *_pack_experts(modules, mixtures, of_experts, patterns)]
     applied = Applied(type(model).__name__, rows, lambda: unpack(model), nothing=_NOTHING)
     if applied.ops:
         packed_model(model, whole)
@@ -128,6 +144,29 @@ def _pack_all(model: Module, whole: list[Any], format: str, patterns: tuple[str,
         weight = Parameter(quantization.quantize(group[0].weight, format), requires_grad=False)
         for layer in group:
             pack(layer, weight, format)
+    return [Row(name, op, count, reason) for (name, op, reason), count in outcomes.items()]
+
+
+def _pack_experts(
+    modules: dict[str, Any],
+    mixtures: dict[str, WholeExperts | PackedExperts | str],
+    format: str,
+    patterns: tuple[str, ...],
+) -> list[Row]:
+    """Pack the experts that can be packed; return the outcomes."""
+    outcomes: Counter[tuple[str, str, str]] = Counter()
+    for name, found in mixtures.items():
+        kind, reason = own_class(modules[name]).__name__, found if isinstance(found, str) else ""
+        if isinstance(found, PackedExperts):
+            outcomes[kind, found.op, "" if found.format == format else f"it is packed in {found.format}"] += 1
+            continue
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            reason = "skip has its name"
+        elif isinstance(found, WholeExperts):
+            reason = reason_to_leave(modules[name], found, format)
+            if not reason:
+                pack_experts(modules[name], found, format)
+        outcomes[kind, "" if reason else "quantized_experts", reason] += 1
     return [Row(name, op, count, reason) for (name, op, reason), count in outcomes.items()]
 
 
@@ -220,6 +259,11 @@ def _layers(model: Module) -> list[Any]:
     return [each for _, each in _named_layers(model)]
 
 
+def _is_packed(model: Module) -> bool:
+    """Return True for a model with a packed layer, or packed experts."""
+    return bool(_layers(model)) or any(isinstance(replacement_of(each), PackedExperts) for each in model.modules())
+
+
 class _Method:
     """A method of one model with packed weights. It holds the model weakly: an attribute must not keep it."""
 
@@ -236,7 +280,7 @@ class _SavePretrained(_Method):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Save the adapter of a model that has one; raise for another model."""
         model: Any = self._model()  # None: of from_gguf(path).save_pretrained(folder)
-        if model is None or (not getattr(model, "_hf_peft_config_loaded", False) and _layers(model)):
+        if model is None or (not getattr(model, "_hf_peft_config_loaded", False) and _is_packed(model)):
             raise InvalidInputError(
                 f"save_pretrained: got a model with packed weights, which from_pretrained cannot read, expected "
                 f"unpacked weights; to fix: torch.save(model.state_dict(), path), which loads after quantize with the "
@@ -278,7 +322,7 @@ def _declare(modules: Iterable[Any]) -> None:
     modeling: Any = sys.modules.get("transformers.modeling_utils")
     for model in modules:
         if modeling is not None and isinstance(model, modeling.PreTrainedModel):
-            packed = bool(_layers(model))
+            packed = _is_packed(model)
             for name, method in _METHODS.items():
                 if packed:
                     setattr(model, name, method(model))
@@ -334,4 +378,5 @@ def unpack(model: Module) -> None:
             layer.__class__ = next(plain for plain, packed in _PACKED.items() if packed is type(layer))
             for name in ("format", "weight_dtype", "weight_state", "full_name"):
                 vars(layer).pop(name, None)
+    unpack_experts(model.modules())
     _declare(whole)

@@ -1,0 +1,123 @@
+"""The experts of a mixture with packed weights, which a model keeps in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from fusedops import quantization
+from fusedops.integrations._replacement import Replacement, replacement_of, restore
+from fusedops.integrations._replacement import replace as replace_forward
+from fusedops.integrations.transformers._modules.experts import WholeExperts, recognised_whole_experts
+from fusedops.nn._quantized import KEYS
+from fusedops.quantization import FORMATS, Packed, block_of
+
+#: The formats of packed experts: those whose tensors are all bytes, which ``model.half()`` leaves as they are.
+FORMATS_OF_EXPERTS = (*FORMATS, "MXFP4")
+
+
+@dataclass(frozen=True)
+class PackedExperts(Replacement):
+    """The settings of experts with packed weights.
+
+    Attributes:
+        whole: those of the same experts with weights as they were.
+        applied: True where ``apply`` had replaced them before.
+        format: of the weights.
+        dtype: of the weights as they were.
+        requires_grad: of up and down as they were.
+    """
+
+    whole: WholeExperts
+    applied: bool
+    format: str
+    dtype: torch.dtype
+    requires_grad: tuple[bool, bool]
+    op: str = "quantized_experts"
+    has_activation = True
+    stays = True
+
+    def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute the experts of the tokens, of the routers' indices and of the weights."""
+        (up, up_bias), (down, down_bias) = self.whole.up, self.whole.down
+        tensors: list[Any] = [packed_of(module, name, self.format) for name in (up, down)]
+        tensors += [getattr(module, name, None) for name in (up_bias, down_bias)]
+        return replace(self.whole, transposed=False).on(*tensors, *args, *kwargs.values())
+
+    def among(self, chosen: set[str]) -> Replacement | None:
+        """Return the replacement itself: without it the weights have no use."""
+        return self
+
+
+def packed_of(module: Any, name: str, format: str) -> Packed:
+    """Return a packed weight of a module, views of its parameter and buffer."""
+    codes, scales = getattr(module, f"{name}_{KEYS[format]}"), getattr(module, f"{name}_{KEYS[format]}_scales", None)
+    columns = quantization.weights_of_row(codes.shape[-1], format)
+    return Packed(format, codes, scales, shape=(*codes.shape[:-1], columns))
+
+
+def reason_to_leave(module: Module, experts: WholeExperts, format: str) -> str:
+    """Return why experts stay as they are; empty where they can be packed."""
+    for name, _ in (experts.up, experts.down):
+        weight: Any = getattr(module, name)
+        if type(weight) is not Parameter or not weight.is_floating_point():
+            return "its weight is no plain parameter of floating numbers"
+        if weight.is_meta:
+            return "its weight is not loaded"
+        columns, block = weight.shape[1 if experts.transposed else 2], block_of(format)
+        if columns % block:
+            return f"a row has {columns} weights, no multiple of {block}, the block of {format}"
+        beyond = quantization.beyond_range(weight, format) if format in FORMATS else ""
+        if beyond:
+            return f"its weight has {beyond}"
+    return ""
+
+
+def experts_of(module: Module) -> WholeExperts | PackedExperts | str | None:
+    """Return the settings of experts, why they cannot be packed, or None for another module."""
+    already = replacement_of(module)
+    if isinstance(already, (WholeExperts, PackedExperts)):
+        return already
+    found = recognised_whole_experts(module)
+    return found if isinstance(found, (WholeExperts, str)) else None
+
+
+@torch.inference_mode(False)
+def pack_experts(module: Any, experts: WholeExperts, format: str) -> None:
+    """Pack up, then down, and free the weights as they were."""
+    applied = isinstance(replacement_of(module), WholeExperts)
+    names = experts.up[0], experts.down[0]
+    settings = [(getattr(module, name).dtype, getattr(module, name).requires_grad) for name in names]
+    for name in names:
+        weight: Tensor = getattr(module, name).detach()
+        packed = quantization.pack(weight.mT if experts.transposed else weight, format)
+        delattr(module, name)
+        module.register_parameter(f"{name}_{KEYS[format]}", Parameter(packed.codes, requires_grad=False))
+        if packed.scales is not None:
+            module.register_buffer(f"{name}_{KEYS[format]}_scales", packed.scales)
+    needs = (settings[0][1], settings[1][1])
+    replace_forward(module, PackedExperts(experts, applied, format, settings[0][0], needs))
+
+
+@torch.inference_mode(False)
+def unpack_experts(modules: Iterable[Any]) -> None:
+    """Give packed experts their weights again: the values that the format has."""
+    for module in modules:
+        own = replacement_of(module)
+        if not isinstance(own, PackedExperts):
+            continue
+        for (name, _), needs in zip((own.whole.up, own.whole.down), own.requires_grad):
+            weight = quantization.unpack(packed_of(module, name, own.format), own.dtype)
+            for key in (f"{name}_{KEYS[own.format]}", f"{name}_{KEYS[own.format]}_scales"):
+                if hasattr(module, key):
+                    delattr(module, key)
+            weight = weight.mT.contiguous() if own.whole.transposed else weight
+            module.register_parameter(name, Parameter(weight, requires_grad=needs))
+        restore(module)
+        if own.applied:
+            replace_forward(module, own.whole)
