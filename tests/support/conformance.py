@@ -112,7 +112,14 @@ OF_PAIRWISE = ("calls", "memory")
 # And what is many calls, of eager, whose kernels are torch's.
 OF_MANY_CALLS = ("rows",)
 SLOW_BACKEND = "triton"
-SLOW_OPS = ("experts", "linear_attention", "linear_cross_entropy", "linear_log_probs", "sample")
+SLOW_OPS = (
+    "experts",
+    "linear_attention",
+    "linear_cross_entropy",
+    "linear_log_probs",
+    "quantized_experts",
+    "sample",
+)
 LONG = (
     *SLOW_OPS,
     "causal_conv1d",
