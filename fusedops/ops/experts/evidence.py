@@ -180,6 +180,7 @@ QUANTIZED_EXPERTS = Evidence(
         Case("a_global_scale", _packed(5, 3, 2, 64, 48, "NVFP4"), "one for each expert"),
         Case("decode", _packed(1, 8, 2, 64, 96, "MXFP4"), "one token"),
         Case("relu2", _with_biases(**_packed(9, 3, 2, 64, 64, "Q8_0", activation="relu2")), "without a gate"),
+        Case("any_size", _packed(5, 3, 2, 40, 24, "FP8_ROW", activation="silu"), "no size is that of a block"),
     ],
     tolerance=error_bounds.TOLERANCE,
     gradient_tolerance=error_bounds.GRADIENT_TOLERANCE,
