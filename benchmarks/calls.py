@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks import headline
 from fusedops import Case, Op, TensorSpec, testing
 from fusedops.testing._calls import moved_between, specs
-from fusedops.testing._roles import between, classes, masks, offsets, one_elements, packed_rows
+from fusedops.testing._roles import between, classes, masks, offsets, one_elements, packed_parts, packed_rows, slots
 
 SWEEPS = ("large", "cases", "headline", "length", "length-masked", "size")
 _SEED = 2**40 + 7
@@ -92,6 +92,12 @@ def _made(op: Op, call: Mapping[str, Any], name: str) -> Any:
     spec = call[name]
     if not isinstance(spec, TensorSpec):
         return spec
+    for part in packed_parts(op):
+        if part.name == name:
+            return testing.random_part(part.part, spec.shape, spec.dtype, call[part.format]).to(spec.device)
+    for each in slots(op):
+        if each.name == name:
+            return torch.randperm(prod(call[each.of].shape[:2]), device=spec.device)[: spec.shape[0]]
     if spec.is_floating_point():
         numbers = torch.randn(spec.shape, dtype=spec.dtype, device=spec.device)
         bounds = [(each.low, each.high) for each in between(op) if each.name == name]

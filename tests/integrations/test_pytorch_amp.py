@@ -34,6 +34,7 @@ WITH_MATMULS = (
     "linear",
     "linear_cross_entropy",
     "linear_log_probs",
+    "quantized_experts",
     "quantized_linear",
     "varlen_attention",
 )  # in the reference

@@ -161,12 +161,12 @@ def _packed_token_rows(count: int) -> Mapping[str, Any]:
 
 
 def _packed_sample(batch: int, length: int) -> Mapping[str, Any]:
-    return _with_biases(**_packed(batch * length, 4, 2, 32, 32, "MXFP4"))
+    return _with_biases(**_packed(batch * length, 4, 2, 32, 32, "Q8_0"))
 
 
 def _packed_sweep(rows: int, width: int) -> Mapping[str, Any]:
     columns = max(width // 32, 1) * 32
-    return _packed(rows, 8, 2, columns, columns, "MXFP4")
+    return _packed(rows, 8, 2, columns, columns, "Q8_0")
 
 
 _PACKED_OSS: dict[str, Any] = {"limit": 7.0, "alpha": 1.702, "offset": 1.0, "interleaved": True}
@@ -190,8 +190,8 @@ QUANTIZED_EXPERTS = Evidence(
     unfused=_unfused_packed,
     sample=_packed_sample,
     large=[
-        Case("gpt-oss, 1 token", _with_biases(**_packed(1, 32, 4, 2880, 2880, "MXFP4", **_PACKED_OSS))),
-        Case("gpt-oss, 64 tokens", _with_biases(**_packed(64, 32, 4, 2880, 2880, "MXFP4", **_PACKED_OSS))),
+        Case("relu2, 64 tokens", _packed(64, 32, 4, 1024, 1024, "MXFP4", activation="relu2")),
+        Case("gpt-oss, half as wide, 1 token", _with_biases(**_packed(1, 32, 4, 1440, 1440, "MXFP4", **_PACKED_OSS))),
     ],
     sweep=_packed_sweep,
     rows=[Rows("tokens", _packed_token_rows, dict.fromkeys(("x", "index", "weights", "y"), 0))],

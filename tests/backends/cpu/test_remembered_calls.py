@@ -46,7 +46,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantized_linear, no bias": ("quantized_linear", {"bias": None}),
 }
 # a value in memory is a field of the struct; torch sums the gradient of the bias
-NEVER = {"cross_entropy, denominator", "int8_linear", "linear", "quantized_linear"}
+NEVER = {"cross_entropy, denominator", "int8_linear", "linear", "quantized_experts", "quantized_linear"}
 WIDENED = {"linear_attention"}  # 16-bit decays are copied to float32: such a call is not remembered
 
 

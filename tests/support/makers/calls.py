@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops.constraints import Classes, DType, Lengths, Offsets, Rank
+from fusedops.constraints import Classes, DType, Lengths, Offsets, Rank, Slots
 from fusedops.testing import OPS
 
 
@@ -56,6 +56,7 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
     first, ends = next(iter(sizes.values())), ends_of_groups(op)
     lengths = {item.name: item for item in OPS[op].constraints if isinstance(item, Lengths)}
     classes = [item for item in OPS[op].constraints if isinstance(item, Classes)]
+    slots = {item.name: item.of for item in OPS[op].constraints if isinstance(item, Slots)}
     columns = first[-1]
     tensors: list[Tensor] = []
     for name, shape in sizes.items():
@@ -68,6 +69,8 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
                 numbers[0], numbers[-1] = 0, first[0]
         elif name in lengths:
             numbers = (numbers.abs() * 3) % (prod(sizes[of][dim] for of, dim in lengths[name].sizes) + 1)
+        elif name in slots:
+            numbers = torch.randperm(prod(sizes[slots[name]][:2]), generator=generator)[: numbers.numel()]
         elif not kind.is_floating_point:  # positions in a dimension of a tensor, such as classes
             most = next((sizes[of.of][of.dim] for of in classes if of.name == name and of.of), columns)
             numbers = (numbers.abs() * most) % most
