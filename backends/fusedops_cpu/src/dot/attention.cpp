@@ -20,8 +20,6 @@ struct Strided {
     Part(const Strided& of, const AttentionRows& rows, int64_t pair, int64_t start, int64_t)
         : keys(Rows{of.k + rows.key_offset(pair), rows.call.k_position}.from(start)),
           values(Rows{of.v + rows.value_offset(pair), rows.call.v_position}.from(start)) {}
-    void prefetch_keys(int64_t, int64_t) const {}
-    void prefetch_values(int64_t, int64_t) const {}
     void scale_scores(float*, int64_t) const {}
     void scale_weights(float*, int64_t) const {}
   };

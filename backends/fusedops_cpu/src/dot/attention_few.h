@@ -6,7 +6,6 @@
 //
 // Memory is a type whose Part has the keys and the values of a part: keys[i] and values[i] are where a number of
 // Memory::Key is, and from(i) leaves i of them out. scale_scores and scale_weights multiply by their scales.
-// prefetch_keys and prefetch_values ask for n keys from one on, where the processor does not read ahead by itself.
 #pragma once
 
 #include "dot/attention.h"
@@ -152,16 +151,11 @@ class Attention : public AttentionRows {
       const int64_t start = part * PART, n = std::min(PART, call.keys - start);
       if (start >= some.end || start + n <= some.begin) continue;
       const typename Memory::Part in_memory(memory_, *this, pair, start, n);
-      constexpr int64_t AHEAD = 32;  // keys
-      in_memory.prefetch_keys(0, AHEAD);
-      for (int64_t at = 0; at < n; at += LANES) {
-        in_memory.prefetch_keys(at + AHEAD, LANES);
-        in_memory.prefetch_values(at, LANES);
+      for (int64_t at = 0; at < n; at += LANES)
         each_few(count, [=, keys = in_memory.keys.from(at)](int64_t row, auto number) {
           scores_of<decltype(number)::value>(q + row * room_, room_, keys, std::min<int64_t>(LANES, n - at), call.size,
                                              weights + row * PART + at, PART);
         });
-      }
       for (int64_t r = 0; r < count; r++) in_memory.scale_scores(weights + r * PART, n);
       State part_states[ROWS];
       bool some_hidden = false;

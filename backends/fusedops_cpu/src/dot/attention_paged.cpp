@@ -29,14 +29,10 @@ struct Paged {
     const T *of_keys[PART], *of_values[PART];
     float key_scales[PART + LANES], value_scales[PART + LANES];
     Rows keys{of_keys}, values{of_values};
-    const int64_t count, key_size, value_size;  // sizes: 0 where tokens of a head follow each other
     const bool has_scales;
 
     Part(const Paged& of, const AttentionRows& rows, int64_t pair, int64_t start, int64_t n)
-        : count(n),
-          key_size(of.call.k_token == rows.call.size ? 0 : rows.call.size),
-          value_size(of.call.v_token == rows.call.value_size ? 0 : rows.call.value_size),
-          has_scales(of.k_scale.first) {
+        : has_scales(of.k_scale.first) {
       const PagedAttention& call = of.call;
       const int64_t head = pair % rows.call.key_heads;
       int64_t place = start / call.page, token = start % call.page;
@@ -50,16 +46,18 @@ struct Paged {
         }
         if (++token == call.page) place++, token = 0;
       }
+      // the next token of a head is further than the processor reads ahead
+      if (call.k_token != rows.call.size)
+        for (int64_t i = 0; i < n; i++) prefetch(of_keys[i], rows.call.size);
+      if (call.v_token != rows.call.value_size)
+        for (int64_t i = 0; i < n; i++) prefetch(of_values[i], rows.call.value_size);
     }
-    void prefetch_keys(int64_t first, int64_t n) const { prefetch(of_keys, first, n, key_size); }
-    void prefetch_values(int64_t first, int64_t n) const { prefetch(of_values, first, n, value_size); }
     void scale_scores(float* scores, int64_t n) const { scale(scores, key_scales, n); }
     void scale_weights(float* weights, int64_t n) const { scale(weights, value_scales, n); }
 
    private:
-    void prefetch(const T* const* rows, int64_t first, int64_t n, int64_t size) const {
-      for (int64_t i = first; i < std::min(first + n, count); i++)
-        for (int64_t at = 0; at < size; at += 64 / int64_t(sizeof(T))) __builtin_prefetch(rows[i] + at);
+    static INLINE void prefetch(const T* row, int64_t size) {
+      for (int64_t at = 0; at < size; at += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + at);
     }
     static float at(const Scales& s, int64_t page, int64_t token, int64_t head) {
       return s.first[page * s.page + token * s.token + head * s.head];
