@@ -60,7 +60,7 @@ def test_a_run(run: tuple[Path, str]) -> None:
     assert peers == {"torch", "megatron's torch path", "torch._masked_softmax"}
     for row in rows:
         assert row["ms_p20"] <= row["ms_p50"] <= row["ms_p80"]
-        assert row["peak_bytes"] > 0
+        assert row["peak_bytes"] > 0 or fusedops.testing.OPS[row["op"]].written
         if row["provider"] == "fusedops.eager" and row["max_error"] is not None:  # "nan" would be a TypeError
             assert row["max_error"] < 1e-5, row
     assert f"{len(rows)} measurements" in expected

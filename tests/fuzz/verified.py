@@ -285,7 +285,8 @@ def planted(seed: int) -> Iterator[Planted]:
         if of_rows:
             yield of_rows.pop()
         for _ in range(2):
-            op, direction = dice.choice([*OPS.values()]), dice.choice(("forward", "backward"))
+            op = dice.choice([op for op in OPS.values() if not op.written])  # what a kernel returns is not read then
+            direction = dice.choice(("forward", "backward") if op.has_gradient else ("forward",))
             results = len(op.outputs) + len(op.saved) if direction == "forward" else len(op.differentiable)
             rows, dtype, fault = dice.choice((4, 64, 257)), dice.choice(DTYPES), dice.choice([*CHANGES])
             yield Planted(op, direction, dice.randrange(results), rows, dtype, fault, dice.getrandbits(30))
