@@ -116,6 +116,22 @@ def test_generate_and_what_a_cache_reports() -> None:
     applied.remove()
 
 
+@torch.no_grad()
+def test_what_the_layers_share_follows_the_padding() -> None:
+    """Another prompt after a reset may have the same sizes, and its tensors the same memory and identity."""
+    model = model_of("Llama")
+    model.set_attn_implementation("fusedops")
+    cache = quantized_cache(model)
+    model(torch.ones(2, 7, dtype=torch.int64), past_key_values=cache)
+    layer: Any = cache.layers[0]
+    slots: list[list[int]] = []
+    for padding in ([0, 3], [3, 0]):
+        layer.padding = padding
+        layer.starts.copy_(torch.tensor(padding))
+        slots.append((layer._shared.places(layer, 1).slots % layer.capacity).tolist())
+    assert slots == [[7, 4], [4, 7]]
+
+
 def test_the_benchmark_over_lengths_measures_each_cache(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.MonkeyPatch.context() as patch:

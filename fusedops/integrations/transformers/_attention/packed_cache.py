@@ -147,13 +147,12 @@ class _Step:
 
     def places(self, layer: PackedLayer, queries: int) -> _Places:
         """Return where the tokens of a call are."""
-        starts = layer.starts
-        key = (layer.total, layer.dropped, layer.capacity, queries, len(layer.padding), id(starts), layer.device)
+        key = (layer.total, layer.dropped, layer.capacity, queries, *layer.padding, layer.device)
         if key not in self._places:
             self._places = {each: value for each, value in self._places.items() if each[0] == layer.total}
             device, batch = layer.device, len(layer.padding)
             sequences = torch.arange(batch, device=device)
-            tokens = torch.arange(layer.total, layer.total + queries, device=device) - starts[:, None]
+            tokens = torch.arange(layer.total, layer.total + queries, device=device) - layer.starts[:, None]
             slots = (sequences[:, None] * layer.capacity + tokens - layer.dropped).where(tokens >= 0, -1)
             bounds = torch.arange(batch + 1, device=device) * queries
             used = (tokens[:, -1] + 1 - layer.dropped).clamp(min=0)
@@ -162,7 +161,7 @@ class _Step:
 
     def check(self, layer: PackedLayer, mask: Tensor, queries: int) -> None:
         """Raise InvalidInputError unless a mask is causal, of the layer's window and padding."""
-        key = (layer.total, layer.window)
+        key = (layer.total, layer.window, queries, *layer.padding)
         known = self._checked.get(key)
         if known is not None and known() is mask:
             return
