@@ -1,7 +1,7 @@
-"""Gated activations with at most one linear layer, before them (GEGLU and SwiGLU of diffusers), by their results.
+"""Activations with at most one linear layer, before them (GEGLU, SwiGLU and GELU of diffusers), by their results.
 
-The layer gives the gate and what it multiplies in one tensor. Which half is which follows from the results, as for a
-whole gated MLP.
+The layer of a gated one gives the gate and what it multiplies in one tensor. Which half is which follows from the
+results, as for a whole gated MLP.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
+from fusedops.integrations._modules.activations import is_gelu_served
 from fusedops.integrations._modules.gated import Packed, small_layer
 from fusedops.integrations._replacement import Replacement, own_class
 from fusedops.integrations._trial.source import reason_of_source
@@ -42,11 +43,11 @@ _NAMES = ("glu", "gelu", "gated")
 
 @dataclass(frozen=True)
 class Projection(Replacement):
-    """The settings of a replaced gated activation: the name of the layer before it, or None, and the activation."""
+    """The settings of a replaced activation: the name of the layer before it, or None, and the activation."""
 
     op: str
     approximate: Literal["tanh", "none"]
-    packed: Packed
+    packed: Packed | None  # of a gated one
     layer: str | None
     has_activation = True
 
@@ -56,10 +57,14 @@ class Projection(Replacement):
         if len(given) != 1:
             return own_class(module).forward(module, *args, **kwargs)
         x: Tensor = given[0] if self.layer is None else getattr(module, self.layer)(given[0])
-        return self.activated(ops.swiglu, ops.geglu, x)
+        if self.packed is None and not is_gelu_served(x):
+            return torch.nn.functional.gelu(x, approximate=self.approximate)
+        return self.activated(ops.swiglu, ops.geglu, ops.bias_gelu, x)
 
-    def activated(self, swiglu: Any, geglu: Any, packed: Tensor) -> Tensor:
+    def activated(self, swiglu: Any, geglu: Any, gelu: Any, packed: Tensor) -> Tensor:
         """Compute the activation by these functions."""
+        if self.packed is None:
+            return gelu(packed, approximate=self.approximate)
         gate, up = packed, None
         if self.packed == "up first":
             up, gate = packed.chunk(2, dim=-1)
@@ -70,7 +75,7 @@ class Projection(Replacement):
 
 
 def recognised_projection(module: Module) -> Replacement | str | None:
-    """Return the replacement of a gated activation, the reason why one is left, or None for another module.
+    """Return the replacement of an activation, the reason why one is left, or None for another module.
 
     >>> recognised_projection(torch.nn.Linear(2, 2))
     """
@@ -110,19 +115,7 @@ def recognised_projection(module: Module) -> Replacement | str | None:
             own, calls = _twin(found, module, children, torch.float64), (_x(found, 12, shape) for shape in TOKENS)
             expected = partial(_expected, found, own)
             return seen_whole(found, own, own_class(module).forward, expected, ((x,) for x in calls), _TOLERANCE)
-    return _reason(module, layer, children) if named else None
-
-
-def _reason(module: Module, layer: str | None, children: dict[str, Module]) -> str:
-    """Return why a module is left whose name is that of an activation."""
-    found = Projection("geglu", "none", "gate first", layer)
-    own, x = _twin(found, module, children, torch.float64), _x(found, 10, (3,))
-    h = x if layer is None else getattr(own, layer)(x)
-    result = called(own_class(module).forward, own, x.clone())
-    for form in ("tanh", "none"):
-        if near(result, torch.nn.functional.gelu(h, approximate=form), _TOLERANCE):
-            return "torch's own gelu is one kernel too"
-    return "its results are those of neither swiglu nor geglu"
+    return "its results are those of neither swiglu nor geglu" if named else None
 
 
 def _hypotheses(layer: str | None) -> Iterator[Projection]:
@@ -130,6 +123,9 @@ def _hypotheses(layer: str | None) -> Iterator[Projection]:
     packings: list[Packed] = ["up first", "gate first", "interleaved"]
     for (op, approximate), packed in product(kinds, packings):
         yield Projection(op, approximate, packed, layer)
+    if layer is not None:
+        yield Projection("bias_gelu", "tanh", None, layer)
+        yield Projection("bias_gelu", "none", None, layer)
 
 
 def _x(found: Projection, seed: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
@@ -150,7 +146,10 @@ def _expected(found: Projection, own: Any, x: Tensor) -> Tensor:
     def geglu(gate: Tensor, up: Tensor | None, *, approximate: str, interleaved: bool) -> Tensor:
         return ops.OPS["geglu"].reference(gate, up, approximate, interleaved)
 
-    return found.activated(swiglu, geglu, x if found.layer is None else getattr(own, found.layer)(x))
+    def gelu(x: Tensor, *, approximate: str) -> Tensor:
+        return ops.OPS["bias_gelu"].reference(x, None, approximate)
+
+    return found.activated(swiglu, geglu, gelu, x if found.layer is None else getattr(own, found.layer)(x))
 
 
 def _has_values_of(found: Projection, module: Module, children: dict[str, Module]) -> bool:

@@ -1,17 +1,21 @@
 """Statements that belong together, put into one: a value that only the next statement uses is written there.
 
 ``n = self.norm(x)`` and ``n = n * (1 + scale) + shift`` become ``n = self.norm(x) * (1 + scale) + shift``. A value is
-moved only where nothing else reads it: no later statement, and no other turn of a loop.
+moved only where nothing else reads it: no later statement, and no other turn of a loop. Where only some branches of an
+``if`` compute the first value, or use it, the other statement is written in each of its branches before.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp, ast.GeneratorExp)
 _BLOCKS = ("body", "orelse", "finalbody")
+_ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+_MOST_BRANCHES = 8
 _CHOICES = (ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 # methods that make a view or another dtype of a tensor: to call them earlier or later changes nothing
 _VIEWS = {"unsqueeze", "squeeze", "float", "to", "type_as", "view", "reshape", "expand", "chunk", "tanh", "transpose"}
@@ -55,7 +59,96 @@ def join(function: ast.FunctionDef, is_moved: Callable[[ast.expr], bool]) -> Non
         for name in ast.walk(scope)
         if isinstance(name, ast.Name)
     }
+    _spread(function.body, is_moved)
     _join(function.body, [], held, is_moved)
+
+
+def _spread(block: list[ast.stmt], is_moved: Callable[[ast.expr], bool]) -> None:
+    r"""Write a statement beside an ``if`` in its branches, where a value of the one belongs into the other.
+
+    >>> tree = ast.parse("n = f(x)\nif a:\n n = n * 2\ny = h(n)\nif b:\n y = gate * y\nx = y + x")
+    >>> _spread(tree.body, lambda value: True)
+    >>> print(ast.unparse(tree))
+    if a:
+        n = f(x)
+        n = n * 2
+    else:
+        n = f(x)
+    if b:
+        y = h(n)
+        y = gate * y
+        x = y + x
+    else:
+        y = h(n)
+        x = y + x
+    """
+    at = 0
+    while at < len(block):
+        statement, following = block[at], block[at + 1] if at + 1 < len(block) else None
+        if isinstance(statement, ast.If) and following is not None and _belongs(statement, following, is_moved):
+            for branch in _branches(statement):
+                if not branch or not isinstance(branch[-1], _ENDS):
+                    branch.append(deepcopy(following))
+            del block[at + 1]
+        elif isinstance(following, ast.If) and _is_for(following, _assigned(statement, is_moved)):
+            for branch in (following.body, following.orelse):
+                branch.insert(0, deepcopy(statement))
+            del block[at]
+            at = max(at - 1, 0)  # the statement before may belong to it too
+        else:
+            for name in _BLOCKS:
+                if not isinstance(statement, (*_SCOPES, ast.Try)):
+                    _spread(getattr(statement, name, []), is_moved)
+            at += 1
+
+
+def _branches(statement: ast.If) -> list[list[ast.stmt]]:
+    """Return the statements of each way through an ``if`` and those at its ends; of no ``else``, an empty list."""
+    found: list[list[ast.stmt]] = []
+    for block in (statement.body, statement.orelse):
+        match block:
+            case [*_, ast.If() as last]:
+                found += _branches(last)
+            case _:
+                found.append(block)
+    return found
+
+
+def _assigned(statement: ast.stmt, is_moved: Callable[[ast.expr], bool]) -> str:
+    """Return the variable that a statement gives a value that may be moved, or an empty string."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if is_moved(value):
+            return name
+        case _:
+            return ""
+
+
+def _belongs(choice: ast.If, following: ast.stmt, is_moved: Callable[[ast.expr], bool]) -> bool:
+    """Return True where a branch ends with a value that the statement behind it takes into a sum or a product."""
+    branches = _branches(choice)
+    names = {_assigned(branch[-1], is_moved) for branch in branches if branch} - {""}
+    return len(branches) <= _MOST_BRANCHES and any(
+        _takes(following, name) or _is_for(following, name) for name in names
+    )
+
+
+def _is_for(choice: ast.stmt, name: str) -> bool:
+    """Return True for an ``if`` that takes a variable in its first branch, and asks for numbers and words alone."""
+    if not isinstance(choice, ast.If) or not name or not _takes(choice.body[0], name):
+        return False
+    return not any(
+        isinstance(each, (ast.Call, *_CHOICES)) or (isinstance(each, ast.Name) and each.id == name)
+        for each in ast.walk(choice.test)
+    )
+
+
+def _takes(statement: ast.stmt, name: str) -> bool:
+    """Return True for a statement that assigns a sum or a product with a variable in it, once."""
+    match statement:
+        case ast.Assign(targets=[ast.Name()], value=ast.BinOp(op=ast.Add() | ast.Mult())):
+            return _loads(name, statement) == 1
+        case _:
+            return False
 
 
 def _join(
@@ -128,12 +221,24 @@ def _is_dead(name: str, after: list[Iterable[ast.stmt] | None]) -> bool:
     for block in reversed(after):
         if block is None:
             return False
-        for statement in block:
-            if _loads(name, statement):
-                return False
-            if name in _stored(statement):
-                return True
+        is_read = _is_read(name, block)
+        if is_read is not None:
+            return not is_read
     return True
+
+
+def _is_read(name: str, block: Iterable[ast.stmt]) -> bool | None:
+    """Return True where a statement may read a variable, False where each way assigns it before, else None."""
+    for statement in block:
+        if isinstance(statement, ast.If) and not _loads(name, statement.test):
+            found = {_is_read(name, statement.body), _is_read(name, statement.orelse)}
+            if True in found or found == {False}:
+                return True in found
+        elif _loads(name, statement):
+            return True
+        elif name in _stored(statement):
+            return False
+    return None
 
 
 class _Put(ast.NodeTransformer):
