@@ -37,7 +37,6 @@ PARTS = {
     "slower": "speed:slower",
     "packed weights": "speed:packed_weights",
     "gpu headline": "speed:gpu_headline",
-    "gpu steps": "speed:gpu_steps",
     "gpu runs": "speed:gpu_runs",
     "shared ops": "speed:shared_ops_block",
     "packed peers": "speed:packed_peers_block",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import fusedops
@@ -38,15 +40,18 @@ def section(record: Record) -> Iterator[str]:
     assert record.backend is not None, record.error
     yield f"Devices: {_names(record.backend.device_types)}."
     served = ops_of(record)
-    missing = [op.name for op in OPS if op.name not in served]
-    if len(missing) > len(served):
-        yield from ("", f"Ops: {', '.join(sorted(served))}.")
-    elif missing:
-        yield from ("", f"No kernel: {', '.join(missing)}.")
     shared = common(record)
     if shared:
         yield from ("", f"Every kernel: {'; '.join(shared)}.")
-    rows = [(op.name, lines) for op in OPS if op.name in served and (lines := _constraints(record, op.name, shared))]
+    each = {op.name: _constraints(record, op.name, shared) for op in OPS if op.name in served}
+    dtypes = usual_dtypes(list(each.values()))
+    if dtypes:
+        yield from (
+            "",
+            f"Tensors without a dtype below: {dtypes}; some may have float64 too, and `fusedops matrix --backend "
+            f"{record.name}` names each.",
+        )
+    rows = [(op, kept) for op, lines in each.items() if (kept := [line for line in lines if not _has(line, dtypes)])]
     free = sorted(served - {name for name, _ in rows})
     if not rows:
         yield from ("", f"It accepts every {'other ' if shared else ''}call of its ops.")
@@ -72,6 +77,18 @@ def common(record: Record) -> list[str]:
         return []
     texts = [[each.describe() for each in item.constraints] for item in record.backend.kernels]
     return [text for text in texts[0] if all(text in other for other in texts)]
+
+
+def usual_dtypes(lines: Sequence[Sequence[str]]) -> str:
+    """Return the dtypes that the tensors of all ops of a backend may have, if most have no other ones, else ""."""
+    found = Counter(line.rpartition(": ")[2] for each in lines for line in each if re.search(r"\bor float\d+$", line))
+    dtypes, count = found.most_common(1)[0] if found else ("", 0)
+    return dtypes if 2 * count > len(lines) else ""
+
+
+def _has(line: str, dtypes: str) -> bool:
+    """Return True for the line of tensors with these dtypes."""
+    return bool(dtypes) and line.endswith(f": {dtypes}") and " if " not in line
 
 
 def _constraints(record: Record, op: str, shared: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -197,17 +196,6 @@ def gpu_headline(_: str = "") -> str:
     path = GPU / "headline.jsonl"
     rows = report.read(path)
     return "\n".join([report.machine(path, rows[0]), "", *headline.table(rows)])
-
-
-def gpu_steps(_: str = "") -> str:
-    """Return the table of the steps of ``make gpu`` that ran. Those that compile for others are left out."""
-    path = GPU / "steps.jsonl"
-    lines = ["| step | outcome | seconds | |", "|---|---|---|---|"]
-    for step in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-        if not step["step"].startswith("compile "):
-            about = "; ".join(filter(None, [step["detail"], *step["counts"]]))
-            lines.append(f"| {step['step']} | {step['status']} | {step['seconds']:.0f} | {about} |")
-    return "\n".join([*lines, "", link(path)])
 
 
 def gpu_runs(_: str = "") -> str:

@@ -25,14 +25,13 @@ def ops_of(backend: str) -> set[str]:
 
 
 def ops(_: str = "") -> str:
-    """Return a table with a row for each op and a column for each backend."""
-    backends = own_backends()
-    served = {name: ops_of(name) for name in backends}
-    lines = [f"| {' | '.join(['op', *backends])} |", "|" + "---|" * (1 + len(backends))]
+    """Return a table of the ops by the backends that have a forward kernel."""
+    served = {name: ops_of(name) for name in own_backends()}
+    rows: dict[str, list[str]] = {}
     for op in OPS:
-        cells = [f"[{op.name}](#{op.name})", *("yes" if op.name in served[name] else "no" for name in backends)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        backends = ", ".join(name for name, names in served.items() if op.name in names)
+        rows.setdefault(backends, []).append(f"[{op.name}](#{op.name})")
+    return "\n".join(["| backends | ops |", "|---|---|", *(f"| {key} | {', '.join(rows[key])} |" for key in rows)])
 
 
 def grouped(header: str, cells: Callable[[fusedops.Op], tuple[str, ...]]) -> str:

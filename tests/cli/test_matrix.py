@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import flat, run
+from command_line import documented, flat, keys, run
 
 import fusedops
 from fusedops._plugins.registry import registry
@@ -96,6 +96,7 @@ def _takes(op: Any, kernel: Any, dtype: torch.dtype) -> bool:
 def test_each_cell_of_the_features_is_as_declared(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = run("matrix", "--features", "--json", capsys=capsys)
     assert code == 0
+    assert {key for key in keys(json.loads(text)) if key.count(".") == 1} == documented("matrix --features")
     rows = {(row["op"], row["backend"]): row for row in json.loads(text)}
     names = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
     for record in registry.records():

@@ -162,7 +162,8 @@ def test_the_made_blocks_are_current(python: Any) -> None:
 def test_a_stale_block_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     make = load(DOCS / "make.py")
     text = (DOCS / "ops.md").read_text("utf-8")
-    without = re.sub(r"^\| \[swiglu\].*\n", "", text, flags=re.M)
+    without = text.replace(", [swiglu](#swiglu)", "")
+    assert without != text
     (tmp_path / "ops.md").write_text(without, "utf-8")
     monkeypatch.setattr(make, "DOCS", tmp_path)
     monkeypatch.setattr(make, "PARTS", {"ops": "tables:ops"})

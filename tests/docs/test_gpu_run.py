@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from repository import DOCS, ROOT, load
+from repository import ROOT
 
 if not (ROOT / "benchmarks").exists():
     pytest.skip("needs benchmarks, which is not beside the tests here", allow_module_level=True)
@@ -130,18 +130,6 @@ def test_the_table_of_the_headline_calls() -> None:
         "| rms_norm, 4096 | triton | 100 | 300 | 90, 90 |  | 1.50 |",
         f"| linear_cross_entropy, Llama 3 | triton | 15000 | 5000 |  | {6 * 4096**2 * 128256 / 20e-3 / 1e12:.0f} |  |",
     ]
-
-
-def test_the_steps_are_listed_without_those_that_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    speed = load(DOCS / "parts" / "speed.py")
-    steps = [Outcome("compile large 1/3", "passed", 9.0, ""), Outcome("tests", "failed", 90.4, "exit status 1")]
-    lines = [json.dumps({**step._asdict(), "counts": ["1 failed, 9 passed"], "failed": []}) for step in steps]
-    (tmp_path / "steps.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    monkeypatch.setattr(speed, "GPU", tmp_path)
-    monkeypatch.setattr(speed, "link", str)
-    text = speed.gpu_steps()
-    assert "| tests | failed | 90 | exit status 1; 1 failed, 9 passed |" in text
-    assert "compile large" not in text
 
 
 @pytest.mark.parametrize("command", [1, 2, 3])

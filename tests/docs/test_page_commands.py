@@ -24,7 +24,6 @@ EXIT_CODES = {
 #: Commands that take long: they are run with these options too.
 SHORTER = {
     "fusedops bench": "--elements 4096 --seconds 0.001",
-    "fusedops bench --json": "bias_gelu --elements 4096 --seconds 0.001",
     "fusedops bench --rank": "--elements 4096 --seconds 0.001 bias_gelu attention",
     "fusedops bench bias_gelu --dtype bf16 --elements 1048576": "--seconds 0.001",
     "fusedops check eager --op bias_gelu": "--elements 1024",
@@ -54,7 +53,6 @@ ELSEWHERE = {
     "fusedops check example": ("docs/test_template.py", "add-a-backend.md"),
     "fusedops bench my_rms_norm": ("docs/test_template.py", "add-an-op.md"),
     "python -m fusedops check npu": ("support/conformance.py", '"npu"'),
-    "fusedops check cpu": ("support/conformance.py", '"cpu"'),
 }
 
 #: Commands that no test runs, with the reason.
@@ -75,7 +73,6 @@ NOT_RUN = {
     "python tools/kernels_repository.py": "needs the wheels; integrations/test_kernels_repository.py runs it",
     "make wheels": "a minute for each platform; the tests marked long compile them",
     "make gpu": "needs a GPU; docs/test_gpu_run.py runs its runner",
-    "make gpu-dry": "minutes; docs/test_gpu_run.py runs its runner",
     "make npu": "needs an Ascend device",
     "make npu-contract": "downloads 0.5 GB",
     "python -m benchmarks.row_order": "takes 40 seconds; docs/test_benchmarks.py runs a part of it",

@@ -35,9 +35,17 @@ def flat(output: str) -> str:
 
 def documented(command: str) -> set[str]:
     """Return the keys that the page documents for a command's JSON, the outermost and those of its rows."""
-    heading = rf"^### `fusedops {command}( [A-Z]+)? --json`$"
-    section = re.split(heading, PAGE.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[2].split("\n##", 1)[0]
-    return {key for row in re.findall(r"^\| (`.+?) \|", section, re.M) for key in re.findall(r"`(.+?)`", row)}
+    section = PAGE.read_text(encoding="utf-8").partition("\n## JSON\n")[2]
+    (item,) = re.findall(rf"^- `{command}`(.*?)(?=^- |\Z)", section, re.M | re.S)
+    own, *parts = item.split("\n  - ")
+    found = {*re.findall(r"`(.+?)`", own)}
+    for part in parts:
+        of, _, rest = part.partition(":")
+        for prefix in re.findall(r"`(.+?)`", of):
+            parents = [prefix[: each.start()] for each in re.finditer(r"\.|\[\]|$", prefix)]
+            found |= {parent for parent in parents if parent and not parent.endswith(("[]", "<op>"))}
+            found |= {f"{prefix}.{key}" for key in re.findall(r"`(.+?)`", rest)}
+    return found
 
 
 def documented_codes() -> dict[tuple[str, int], str]:

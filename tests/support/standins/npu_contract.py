@@ -239,10 +239,10 @@ def _compile(source: Path, library: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
-def differences(registered: dict[str, dict[str, str]], parameters_of_old: bool = False) -> list[str]:
+def differences(registered: dict[str, dict[str, str]]) -> list[str]:
     """Return what does not fit, for each release and each call of the backend.
 
-    A release for an older torch may lack a function, and a parameter unless ``parameters_of_old``.
+    A release for an older torch may lack a function or a parameter.
     """
     found: list[str] = []
     for release, schemas_of_release in registered.items():
@@ -251,7 +251,7 @@ def differences(registered: dict[str, dict[str, str]], parameters_of_old: bool =
             if known is None and _is_old(release):
                 continue
             wrong = ["this release has no such function"] if known is None else [*misfits(call, known)]
-            if _is_old(release) and not parameters_of_old and any(text.startswith("no argument") for text in wrong):
+            if _is_old(release) and any(text.startswith("no argument") for text in wrong):
                 continue
             found += [f"torch_npu {release}, {call.op} at {call.where}: {what}" for what in wrong]
     return found
@@ -266,17 +266,15 @@ def _is_old(release: str) -> bool:
 def page(registered: dict[str, dict[str, str]]) -> str:
     """Return docs/ascend.md with the table of the releases made again."""
     ops = sorted({call.op for call in used()})
-    differ = {text.partition(" at ")[0] for text in differences(registered, True)}
+    differ = {text.partition(" at ")[0] for text in differences(registered)}
     rows: list[str] = []
-    for release, functions in registered.items():
-        wrong = [f"`{op}`" for op in ops if f"torch_npu {release}, {op}" in differ]
-        absent = [f"`{op}`" for op in ops if op not in functions and _is_old(release)]
-        matching_ops = len(ops) - len(wrong) - len(absent)
-        cells = (f"{matching_ops} of {len(ops)}", ", ".join(wrong) or "none", ", ".join(absent) or "none")
-        rows.append(f"| {release} | {' | '.join(cells)} |")
+    for release in registered:
+        if not _is_old(release):
+            wrong = [f"`{op}`" for op in ops if f"torch_npu {release}, {op}" in differ]
+            rows.append(f"| {release} | {len(ops) - len(wrong)} of {len(ops)} | {', '.join(wrong) or 'none'} |")
     lines = [
-        "| torch_npu | functions that match | functions that differ | functions it lacks |",
-        "|---|---|---|---|",
+        "| torch_npu | functions that match | functions that differ |",
+        "|---|---|---|",
         *rows,
         "",
         f"The functions: {', '.join(f'`{op}`' for op in ops)}.",
