@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from sys import modules
+from threading import Lock
 from typing import Any
 from zlib import crc32
 
@@ -33,7 +34,9 @@ from fusedops._version import __version__
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 
 _libraries: dict[str, torch.library.Library] = {}
-_definitions: dict[str, str] = {}  # of the registered ops, by name
+_with_floats: dict[str, Op] = {}  # those whose overloads "symbolic" are not defined yet: half of the time of an import
+_schemas: dict[str, str] = {}  # of the registered ops, by name
+_lock = Lock()
 
 
 def call_registered(op: Op, args: Sequence[Any], backend: str | None) -> Any:
@@ -46,7 +49,7 @@ def call_registered(op: Op, args: Sequence[Any], backend: str | None) -> Any:
 
 
 def prepare(name: str) -> None:
-    """Make sure that an op is registered, and that the rules for DTensor are once there can be one.
+    """Make sure that an op and its overloads are registered, and the rules for DTensor once there can be one.
 
     Warns in an export to ONNX, which ends with torch's error of an op without a translation.
     """
@@ -57,6 +60,8 @@ def prepare(name: str) -> None:
             f"{name}: got a call of an op that is not registered, expected one of {', '.join(sorted(_libraries))}; to "
             f"fix: call fusedops.register(OP), or return it from the plugin's fusedops_op"
         )
+    if name in _with_floats:
+        _define_symbolic(name)
     if "torch.distributed.tensor" in modules:
         import fusedops._dispatch.distributed.dtensor as dtensor
 
@@ -86,7 +91,7 @@ def _mark_compiled() -> None:
 @cache
 def _mark() -> str:
     """Return what tells the registered ops from others. Forgotten when one is defined or removed."""
-    return f" fusedops {__version__} {crc32(''.join(_definitions.values()).encode()):08x}"
+    return f" fusedops {__version__} {crc32(''.join(f'{name}{each}' for name, each in _schemas.items()).encode()):08x}"
 
 
 # called while tracing, never traced: the mark of torch.compiler.assume_constant_result, which would load dynamo
@@ -94,37 +99,47 @@ prepare._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAc
 
 
 def register_op(op: Op) -> None:
-    """Define the registered ops of an op: forward and backward, each with an overload ``symbolic`` if it has floats."""
+    """Define the registered ops of an op, forward and backward. Those for floats follow when it is first traced."""
     library = torch.library.Library("fusedops", "FRAGMENT")
     _libraries[op.name] = library
     ready = partial(prepare, op.name)
     forward, backward = ForwardImpl(op), BackwardImpl(op)
     _define(library, op.name, forward_schema(op), forward, ForwardAutograd(op, forward, ready))
-    if floats := op.float_indices:
-        symbolic = SymbolicFloats(forward, floats)
-        autograd = ForwardAutograd(op, forward, ready, symbolic)
-        _define(library, f"{op.name}.symbolic", forward_schema(op, floats), symbolic, autograd)
-    if not op.has_gradient:
-        return
-    name = f"{op.name}_backward"
-    _define(library, name, backward_schema(op), backward, BackwardAutograd(op, backward, ready))
-    if floats := float_indices(op.backward_types):
-        symbolic = SymbolicFloats(backward, floats)
-        _define(
-            library,
-            f"{name}.symbolic",
-            backward_schema(op, floats),
-            symbolic,
-            BackwardAutograd(op, backward, ready, symbolic),
-        )
+    if op.has_gradient:
+        schema = backward_schema(op)
+        _define(library, f"{op.name}_backward", schema, backward, BackwardAutograd(op, backward, ready))
+    if op.float_indices or (op.has_gradient and float_indices(op.backward_types)):
+        _with_floats[op.name] = op
+
+
+def _define_symbolic(name: str) -> None:
+    """Define the overloads of an op and of its backward that take floats as tensors."""
+    with _lock:
+        op = _with_floats.get(name)
+        if op is None:  # another thread has
+            return
+        library, ready = _libraries[name], partial(prepare, name)
+        if floats := op.float_indices:
+            forward = ForwardImpl(op)
+            symbolic = SymbolicFloats(forward, floats)
+            autograd = ForwardAutograd(op, forward, ready, symbolic)
+            _define(library, f"{name}.symbolic", forward_schema(op, floats), symbolic, autograd)
+        if op.has_gradient and (floats := float_indices(op.backward_types)):
+            backward = BackwardImpl(op)
+            symbolic = SymbolicFloats(backward, floats)
+            schema = backward_schema(op, floats)
+            autograd = BackwardAutograd(op, backward, ready, symbolic)
+            _define(library, f"{name}_backward.symbolic", schema, symbolic, autograd)
+        del _with_floats[name]
 
 
 def unregister_op(op: Op) -> None:
     """Remove the registered ops of an op."""
     library = _libraries.pop(op.name, None)
     if library is not None:
-        for name in (op.name, f"{op.name}.symbolic", f"{op.name}_backward", f"{op.name}_backward.symbolic"):
-            _definitions.pop(name, None)
+        _with_floats.pop(op.name, None)
+        for name in (op.name, f"{op.name}_backward"):
+            _schemas.pop(name, None)
         _mark.cache_clear()
         destroy(library)
 
@@ -132,9 +147,10 @@ def unregister_op(op: Op) -> None:
 def _define(
     library: torch.library.Library, name: str, schema: str, impl: Implementations, autograd: Callable[..., Any]
 ) -> None:
-    _definitions[name] = f"{name}{schema}"
-    _mark.cache_clear()
-    library.define(_definitions[name])
+    if not name.endswith(".symbolic"):  # whose schema follows from the op's
+        _schemas[name] = schema
+        _mark.cache_clear()
+    library.define(f"{name}{schema}")
     library.impl(name, impl.run, "CompositeExplicitAutograd")
     register_fake(library, name, impl.fake)
     library.impl(name, autograd, "Autograd", with_keyset=True)
