@@ -8,13 +8,26 @@ from importlib import metadata
 import torch
 
 import fusedops
-from fusedops_npu import attention, bias, experts, gated, linear_attention, losses, norms, rotary, routing, softmax
+from fusedops_npu import (
+    attention,
+    bias,
+    experts,
+    gated,
+    group_norm,
+    linear_attention,
+    losses,
+    norms,
+    rotary,
+    routing,
+    softmax,
+)
 
 _FAMILIES = (
     attention,
     bias,
     experts,
     gated,
+    group_norm,
     linear_attention,
     losses,
     norms,

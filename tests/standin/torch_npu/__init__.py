@@ -321,12 +321,13 @@ npu_rms_norm = torch.ops.npu.npu_rms_norm
 npu_rms_norm_backward = torch.ops.npu.npu_rms_norm_backward
 
 # the other ops are registered by a file for each family
-from . import _attention, _cross_entropy, _delta_rule, _gated, _grouped, _rotary, _routing  # noqa: E402
+from . import _attention, _cross_entropy, _delta_rule, _gated, _group_norm, _grouped, _rotary, _routing  # noqa: E402
 
 npu_swiglu = _gated.npu_swiglu
 npu_swiglu_backward = _gated.npu_swiglu_backward
 npu_geglu = _gated.npu_geglu
 npu_geglu_grad = _gated.npu_geglu_grad
+npu_group_norm_silu = _group_norm.npu_group_norm_silu
 npu_rotary_mul = _rotary.npu_rotary_mul
 npu_cross_entropy_loss = _cross_entropy.npu_cross_entropy_loss
 npu_cross_entropy_loss_backward = _cross_entropy.npu_cross_entropy_loss_backward

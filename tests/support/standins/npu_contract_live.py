@@ -17,6 +17,7 @@ from fusedops_npu.bias.bias_gelu import bias_gelu, bias_gelu_backward
 from fusedops_npu.experts.grouped_matmul import grouped_matmul, grouped_matmul_backward
 from fusedops_npu.gated.geglu import geglu
 from fusedops_npu.gated.swiglu import swiglu, swiglu_backward
+from fusedops_npu.group_norm.group_norm import group_norm
 from fusedops_npu.linear_attention.linear_attention import linear_attention
 from fusedops_npu.losses.cross_entropy import cross_entropy, cross_entropy_backward
 from fusedops_npu.norms.add_rms_norm import add_rms_norm, add_rms_norm_backward
@@ -36,6 +37,7 @@ OPS = (
     "npu_swiglu_backward",
     "npu_geglu",
     "npu_geglu_grad",
+    "npu_group_norm_silu",
     "npu_rotary_mul",
     "npu_cross_entropy_loss",
     "npu_cross_entropy_loss_backward",
@@ -138,6 +140,7 @@ def main() -> None:
                 x, x, x, x, x[..., 0], 0.5, True, x.new_empty(2, 64, 96, 96), True, None
             ),
             "npu_geglu": lambda: geglu.function(x, None, "tanh", False),
+            "npu_group_norm_silu": lambda: group_norm.function(x, 2, None, None, 1e-5, "silu", False),
             "npu_rotary_mul": lambda: rotary_embedding.function(x, None, x[0, 0, :, :48], x[0, 0, :, :48], False, -2),
             "npu_swiglu": lambda: swiglu.function(x, None, None, 1.0, 0.0, False),
             "npu_swiglu_backward": lambda: swiglu_backward.function(
