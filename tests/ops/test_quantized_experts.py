@@ -98,6 +98,31 @@ def test_each_activation(activation: str, backend: str) -> None:
     )
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("options", [GPT_OSS, {"activation": "relu2"}])
+def test_factors_of_lora_count_as_their_product_in_the_weight(
+    packed: bool, options: dict[str, Any], backend: str
+) -> None:
+    call, rank = a_call(30, width=96, inner=64), 4
+    if "activation" in options:
+        call["down"] = of_experts("MXFP4", 5, 96, 128)
+    inner = call["down"].shape[2]
+    shapes = {"up_lora": (rank, 96), "up_lora_b": (128, rank), "down_lora": (rank, inner), "down_lora_b": (96, rank)}
+    call |= {name: (0.3 * torch.randn(5, *shape)).requires_grad_() for name, shape in shapes.items()}
+    wide = unpacked(call)
+    merged = dict(wide)
+    for name in ("up", "down"):
+        a, b = merged.pop(f"{name}_lora"), merged.pop(f"{name}_lora_b")
+        merged[name] = wide[name] + 0.7 * b @ a
+    y = fusedops.experts(**merged, **options, backend="eager")
+    inputs = [each for each in wide.values() if each.requires_grad]
+    grad = torch.sin(torch.arange(y.numel(), dtype=y.dtype)).view(y.shape)
+    want = [y.detach(), *torch.autograd.grad(y, inputs, grad)]
+    if not packed:
+        call |= {name: unpack(call[name]) for name in ("up", "down")}
+    near(with_gradients(call, **options, lora_scale=0.7), want)
+
+
 def test_an_expert_without_rows_is_never_read(backend: str) -> None:
     call = a_call(6, name="FP8_BLOCK")
     want = with_gradients(call)

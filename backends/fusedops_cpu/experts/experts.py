@@ -6,13 +6,20 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops.ops.experts.arguments import GATED, ExpertsArgs, ExpertsGradArgs
+from fusedops.ops.experts.arguments import (
+    GATED,
+    LORA,
+    ExpertsArgs,
+    ExpertsGradArgs,
+    QuantizedExpertsArgs,
+    QuantizedExpertsGradArgs,
+)
 from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu.launch.calls import library_kernel
 from fusedops_cpu.launch.library import ACTIVATION_CODES, DTYPE_CODES, dense, library
-from fusedops_cpu.launch.struct_call import LibraryCall
+from fusedops_cpu.launch.struct_call import Field, LibraryCall
 
-_TENSORS = ("x", "weights", "up", "down", "up_bias", "down_bias")
+_TENSORS = ("x", "weights", "up", "down", "up_bias", "down_bias", *LORA)
 
 
 @library_kernel(
@@ -26,7 +33,7 @@ def experts(a: ExpertsArgs, save: bool) -> LibraryCall:
     tensors = every_dense(a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias)
     y = torch.empty_like(a.x, memory_format=torch.contiguous_format)
     hidden = a.x.new_empty((a.index.numel(), a.up.shape[2 if a.transposed else 1])) if save else None
-    options = options_of(a.activation, a.limit, a.alpha, a.offset, a.interleaved, a.transposed)
+    options = (*options_of(a.activation, a.limit, a.alpha, a.offset, a.interleaved, a.transposed), *factors_of(a))
     fields = (*tensors, y, hidden, *dtypes_of(tensors), *_sizes(a.index, a.down, a.transposed), *options)
     return LibraryCall(library().experts_forward, fields, (y, hidden))
 
@@ -41,14 +48,31 @@ def experts(a: ExpertsArgs, save: bool) -> LibraryCall:
 def experts_backward(a: ExpertsGradArgs) -> LibraryCall:
     """Compute the gradients from the inputs and the up-projections of forward."""
     tensors = every_dense(a.x, a.index, a.weights, a.up, a.down, a.up_bias, a.down_bias)
-    results = tuple(
-        torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and need else None
-        for tensor, need in zip((a.x, a.weights, a.up, a.down, a.up_bias, a.down_bias), a.needs)
-    )
+    factors = (a.up_lora, a.up_lora_b, a.down_lora, a.down_lora_b)
+    results = empty_results((a.x, a.weights, a.up, a.down, a.up_bias, a.down_bias, *factors), a.needs)
     inputs = (dense(a.grad), *tensors[:5], tensors[6], dense(a.hidden))
-    options = options_of(a.activation, a.limit, a.alpha, a.offset, a.interleaved, a.transposed)
+    options = (*options_of(a.activation, a.limit, a.alpha, a.offset, a.interleaved, a.transposed), *factors_of(a))
     fields = (*inputs, *results, *dtypes_of(tensors), *_sizes(a.index, a.down, a.transposed), *options)
     return LibraryCall(library().experts_backward, fields, results)
+
+
+def empty_results(tensors: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    """Return empty tensors for the gradients that are wanted."""
+    return tuple(
+        torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and need else None
+        for tensor, need in zip(tensors, needs)
+    )
+
+
+def factors_of(a: ExpertsArgs | ExpertsGradArgs | QuantizedExpertsArgs | QuantizedExpertsGradArgs) -> tuple[Field, ...]:
+    """Return the fields of the factors of LoRA and of their scale."""
+    fields: list[Field] = []
+    for first, second in ((a.up_lora, a.up_lora_b), (a.down_lora, a.down_lora_b)):
+        if first is None or second is None:
+            fields += [None, None, 0, 0, 0]
+        else:
+            fields += [dense(first), dense(second), DTYPE_CODES[first.dtype], DTYPE_CODES[second.dtype], first.shape[1]]
+    return (*fields, a.lora_scale)
 
 
 def every_dense(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -6,16 +6,16 @@ import torch
 
 from fusedops import ops
 from fusedops.constraints import ScaleGroups
-from fusedops.ops.experts.arguments import QuantizedExpertsArgs, QuantizedExpertsGradArgs
+from fusedops.ops.experts.arguments import LORA, QuantizedExpertsArgs, QuantizedExpertsGradArgs
 from fusedops.quantization import weights_of_row
 from fusedops_cpu._constraints import any_dtype
-from fusedops_cpu.experts.experts import dtypes_of, every_dense, options_of
+from fusedops_cpu.experts.experts import dtypes_of, empty_results, every_dense, factors_of, options_of
 from fusedops_cpu.launch.calls import library_kernel
 from fusedops_cpu.launch.library import library
 from fusedops_cpu.launch.struct_call import Field, LibraryCall
 from fusedops_cpu.quantized.quantized_linear import weight_fields
 
-_TENSORS = ("x", "weights", "up_bias", "down_bias")
+_TENSORS = ("x", "weights", "up_bias", "down_bias", *LORA)
 # of 32 columns, which have one scale
 _WHOLE_BLOCKS = (
     ScaleGroups("up", "up_scales", "up_format", 32, "up_zeros"),
@@ -48,12 +48,10 @@ def quantized_experts(a: QuantizedExpertsArgs, save: bool) -> LibraryCall:
     rows_independent=True,
 )
 def quantized_experts_backward(a: QuantizedExpertsGradArgs) -> LibraryCall:
-    """Compute the gradients of x, weights and the biases from the inputs and the up-projections of forward."""
+    """Compute the gradients but those of up and down from the inputs and the up-projections of forward."""
     tensors = every_dense(a.x, a.index, a.weights, None, None, a.up_bias, a.down_bias)
-    results = tuple(
-        torch.empty_like(tensor, memory_format=torch.contiguous_format) if tensor is not None and need else None
-        for tensor, need in zip((a.x, a.weights, a.up_bias, a.down_bias), a.needs)
-    )
+    factors = (a.up_lora, a.up_lora_b, a.down_lora, a.down_lora_b)
+    results = empty_results((a.x, a.weights, a.up_bias, a.down_bias, *factors), a.needs)
     inputs = (*every_dense(a.grad), *tensors[:5], tensors[6], *every_dense(a.hidden))
     fields = (*inputs, *results[:2], None, None, *results[2:], *dtypes_of(tensors), *_sizes(a), *_options(a))
     return LibraryCall(library().quantized_experts_backward, (*fields, *_weights(a)), results)
@@ -64,8 +62,8 @@ def _sizes(a: QuantizedExpertsArgs | QuantizedExpertsGradArgs) -> tuple[int, ...
     return (*a.index.shape, *a.down.shape[:2], weights_of_row(a.down.shape[2], a.down_format or ""))
 
 
-def _options(a: QuantizedExpertsArgs | QuantizedExpertsGradArgs) -> tuple[float, ...]:
-    return options_of(a.activation, a.limit, a.alpha, a.offset, a.interleaved, False)
+def _options(a: QuantizedExpertsArgs | QuantizedExpertsGradArgs) -> tuple[Field, ...]:
+    return (*options_of(a.activation, a.limit, a.alpha, a.offset, a.interleaved, False), *factors_of(a))
 
 
 def _weights(a: QuantizedExpertsArgs | QuantizedExpertsGradArgs) -> tuple[Field, ...]:

@@ -467,6 +467,12 @@ struct Sample {
 // The weights, biases and choices of experts. For each activation that is not gated, a number of 3 or more.
 enum Ungated : int64_t { SILU = 3, PLAIN_GELU_TANH = 4, PLAIN_GELU_ERF = 5, RELU = 6, SQUARED_RELU = 7 };
 
+// The factors of LoRA of a weight of all experts; null without.
+struct LoraFactors {
+  const void *a, *b;  // (experts, rank, inputs), (experts, outputs, rank)
+  int64_t a_dtype, b_dtype, rank;
+};
+
 struct ExpertsForward {
   const void *x, *index, *weights;  // (tokens, width), (tokens, choices) twice; index: int64 or int32
   const void *up, *down;            // (experts, 2 * inner or inner, width), (experts, width, inner); see transposed
@@ -476,6 +482,8 @@ struct ExpertsForward {
   int64_t tokens, choices, experts, width, inner;
   int64_t activation, interleaved, transposed;  // activation: an Activation, for gate and up, or an Ungated
   double limit, alpha, offset;                  // of SWISH; limit: NaN for none
+  LoraFactors up_lora, down_lora;
+  double lora_scale;
 };
 
 struct ExpertsBackward {
@@ -484,10 +492,13 @@ struct ExpertsBackward {
   const void *up, *down;
   const void *down_bias, *hidden;
   void *dx, *dweights, *dup, *ddown, *dup_bias, *ddown_bias;  // null: not wanted
+  void *dup_a, *dup_b, *ddown_a, *ddown_b;                    // of the factors, likewise
   int64_t dtype, index_bytes, weights_dtype, up_dtype, down_dtype, up_bias_dtype, down_bias_dtype;
   int64_t tokens, choices, experts, width, inner;
   int64_t activation, interleaved, transposed;
   double limit, alpha, offset;
+  LoraFactors up_lora, down_lora;
+  double lora_scale;
 };
 
 // The same with packed weights: up and down of the call are null.

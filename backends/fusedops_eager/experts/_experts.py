@@ -100,11 +100,58 @@ class Floats(NamedTuple):
         write_product(grad, oriented(self.weight[e], self.dtype, not self.transposed), out)
 
 
+class Adapted(NamedTuple):
+    """Weights with factors of LoRA, whose products are added; the sum of weight and factors is never built."""
+
+    weight: Weight
+    a: Tensor
+    b: Tensor
+    scale: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    def write_product(self, rows: Tensor, e: int, out: Tensor) -> None:
+        self.weight.write_product(rows, e, out)
+        out += self._thin(rows, e) @ self.b[e].to(self.dtype).t()
+
+    def write_gradient(self, grad: Tensor, e: int, out: Tensor) -> None:
+        self.weight.write_gradient(grad, e, out)
+        out += self._thin_gradient(grad, e) @ self.a[e].to(self.dtype)
+
+    def write_factor_gradients(
+        self, grad: Tensor, inputs: Tensor, e: int, of_a: Tensor | None, of_b: Tensor | None
+    ) -> None:
+        """Write the gradients of the factors of an expert, of which grad is the gradient of the outputs."""
+        if of_a is not None:
+            write_product(self._thin_gradient(grad, e).t(), inputs, of_a[e])
+        if of_b is not None:
+            write_product(grad.t(), self._thin(inputs, e), of_b[e])
+
+    def _thin(self, rows: Tensor, e: int) -> Tensor:
+        return (rows @ self.a[e].to(self.dtype).t()).mul_(self.scale)
+
+    def _thin_gradient(self, grad: Tensor, e: int) -> Tensor:
+        return (grad @ self.b[e].to(self.dtype)).mul_(self.scale)
+
+
+def adapted(
+    a: ExpertsArgs | ExpertsGradArgs | QuantizedExpertsArgs | QuantizedExpertsGradArgs, up: Weight, down: Weight
+) -> tuple[Weight, Weight]:
+    """Return the weights with the factors of a call."""
+    if a.up_lora is not None and a.up_lora_b is not None:
+        up = Adapted(up, a.up_lora, a.up_lora_b, a.lora_scale)
+    if a.down_lora is not None and a.down_lora_b is not None:
+        down = Adapted(down, a.down_lora, a.down_lora_b, a.lora_scale)
+    return up, down
+
+
 def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
     """Compute each expert on the rows that chose it, and keep the up-projections of the sorted rows."""
     wide = arithmetic(a.x, a.up, a.down)
     up, down = (Floats(each, product_dtype(a.x, each, wide), a.transposed) for each in (a.up, a.down))
-    return forward(a, wide, a.up.shape[2 if a.transposed else 1], up, down, save)
+    return forward(a, wide, a.up.shape[2 if a.transposed else 1], *adapted(a, up, down), save)
 
 
 def forward(
@@ -146,11 +193,22 @@ def experts_backward(a: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients from the inputs and the up-projections of forward, each where it is wanted."""
     wide = arithmetic(a.x, a.up, a.down)
     up, down = (Floats(each, product_dtype(a.x, each, wide), a.transposed) for each in (a.up, a.down))
-    of = tuple(
+    given = (a.up, a.down, a.up_bias, a.down_bias, *factors_of(a))
+    of = zeros_of(given, a.needs[2:])
+    return (*backward(a, wide, *adapted(a, up, down), a.needs[:2], of, a.transposed), *of)
+
+
+def factors_of(a: ExpertsGradArgs | QuantizedExpertsGradArgs) -> tuple[Tensor | None, ...]:
+    """Return the factors of LoRA in the order of their gradients."""
+    return (a.up_lora, a.up_lora_b, a.down_lora, a.down_lora_b)
+
+
+def zeros_of(tensors: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    """Return zeros for the gradients that are wanted."""
+    return tuple(
         None if each is None or not need else torch.zeros_like(each, memory_format=torch.contiguous_format)
-        for each, need in zip((a.up, a.down, a.up_bias, a.down_bias), a.needs[2:])
+        for each, need in zip(tensors, needs)
     )
-    return (*backward(a, wide, up, down, a.needs[:2], of, a.transposed), *of)
 
 
 def backward(
@@ -170,7 +228,7 @@ def backward(
         up: the weights.
         down: the weights.
         needs: True for each of x and weights that is wanted.
-        of: the gradients of up, down and the biases, zeros, or None where they are not wanted.
+        of: the gradients of up, down, the biases and the factors, zeros, or None where they are not wanted.
         transposed: as of the op.
     """
     act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
@@ -180,7 +238,7 @@ def backward(
         factor = a.weights.reshape(-1, 1).to(wide)[rows.order]
         slots = x.new_zeros((index.numel(), x.shape[1]), dtype=wide) if needs[0] else None
         dweights = x.new_zeros(index.numel(), dtype=wide) if needs[1] else None
-        of_hidden = needs[0] or of[0] is not None or of[2] is not None
+        of_hidden = needs[0] or any(of[at] is not None for at in (0, 2, 4, 5))
         for at, members in rows.panels():
             token = rows.token[at]
             inputs = x[token].to(up.dtype)
@@ -198,10 +256,12 @@ def backward(
                 dweights[rows.order[at]] = total
             weighted = g.mul_(factor[at])
             write_gradients(of[1], of[3], members, weighted, activated, down.dtype, transposed)
+            _write_factor_gradients(of[6:], members, weighted, activated, down)
             if not of_hidden:
                 continue
             dh = act.gradient(da.mul_(factor[at]), h)
             write_gradients(of[0], of[2], members, dh, inputs, up.dtype, transposed)
+            _write_factor_gradients(of[4:6], members, dh, inputs, up)
             if slots is not None:
                 product, narrow = x.new_empty((dh.shape[0], x.shape[1]), dtype=wide), dh.to(up.dtype)
                 for e, part in members:
@@ -234,6 +294,17 @@ def write_gradients(
         first, second = second, first
     for e, part in members:
         write_product(first[part].t(), second[part], weight[e])
+
+
+def _write_factor_gradients(
+    of: tuple[Tensor | None, ...], members: list[tuple[int, slice]], grad: Tensor, inputs: Tensor, weight: Weight
+) -> None:
+    """Write the gradients of the factors of each expert, if the weight has factors whose gradients are wanted."""
+    if not isinstance(weight, Adapted) or (of[0] is None and of[1] is None):
+        return
+    first, second = grad.to(weight.dtype), inputs.to(weight.dtype)
+    for e, part in members:
+        weight.write_factor_gradients(first[part], second[part], e, *of)
 
 
 def write_product(first: Tensor, second: Tensor, out: Tensor) -> None:

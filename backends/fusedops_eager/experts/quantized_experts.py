@@ -44,17 +44,15 @@ class Chunks(NamedTuple):
 def quantized_experts(a: QuantizedExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
     """Compute each expert on the rows that chose it, and keep the up-projections of the sorted rows."""
     wide = compute_dtype(a.x.dtype)
-    return _experts.forward(a, wide, a.up.shape[1], *_weights(a, wide), save)
+    return _experts.forward(a, wide, a.up.shape[1], *_experts.adapted(a, *_weights(a, wide)), save)
 
 
 def quantized_experts_backward(a: QuantizedExpertsGradArgs) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of x, weights and the biases, each where it is wanted."""
+    """Compute the gradients of x, weights, the biases and the factors, each where it is wanted."""
     wide = compute_dtype(a.x.dtype)
-    biases = tuple(
-        None if each is None or not need else torch.zeros_like(each, memory_format=torch.contiguous_format)
-        for each, need in zip((a.up_bias, a.down_bias), a.needs[2:])
-    )
-    return (*_experts.backward(a, wide, *_weights(a, wide), a.needs[:2], (None, None, *biases)), *biases)
+    of = _experts.zeros_of((a.up_bias, a.down_bias, *_experts.factors_of(a)), a.needs[2:])
+    weights = _experts.adapted(a, *_weights(a, wide))
+    return (*_experts.backward(a, wide, *weights, a.needs[:2], (None, None, *of)), *of)
 
 
 def _weights(a: QuantizedExpertsArgs | QuantizedExpertsGradArgs, wide: torch.dtype) -> tuple[Chunks, Chunks]:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fusedops import Adaptation, Deviation, kernel, ops
-from fusedops.constraints import Dim, DType, SameDType
+from fusedops.constraints import Dim, DType, Present, SameDType
 from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import Activation, experts_of
 from fusedops_npu._row_order import NOT_PROMISED
@@ -41,6 +41,7 @@ _LIMITS = (
     DType("down_bias", *_DTYPES),
     Dim("up", (0,), at_most=1023),  # as grouped_matmul
     Dim("up", (-2, -1), at_most=65535),
+    *(Present(name, False, fix="merge the factors of LoRA into the weights") for name in ("up_lora", "down_lora")),
 )
 _INFINITE = Deviation(
     "infinite-gate", "torch_npu does not document swiglu and geglu of a gate of -inf: NaN, where the op has 0, may come"
@@ -131,9 +132,12 @@ def experts_backward(args: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
     """Compute the gradients from the inputs and the up-projections of forward."""
     given = (args.x, args.weights, args.up, args.down, args.up_bias, args.down_bias)
     if args.index.numel() == 0 or args.up.shape[0] == 0:
-        return tuple(
-            None if each is None or not need else torch.zeros_like(each, memory_format=torch.contiguous_format)
-            for each, need in zip(given, args.needs)
+        return (
+            tuple(
+                None if each is None or not need else torch.zeros_like(each, memory_format=torch.contiguous_format)
+                for each, need in zip(given, args.needs)
+            )
+            + (None,) * 4
         )
     act = Activation(args.activation, args.limit, args.alpha, args.offset, args.interleaved)
     needs_x, needs_weights, needs_up, needs_down = args.needs[:4]
@@ -163,7 +167,7 @@ def experts_backward(args: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
             inputs, wanted = args.x.index_select(0, route.token), (needs_x, needs_up, needs_up_bias)
             rows, dup, dup_bias = gradients(dh, inputs, args.up, route.ends, args.up_bias, args.transposed, wanted)
             dx = _sum_of_choices(rows, route, None) if needs_x else None
-    return dx, dweights, dup, ddown, dup_bias, ddown_bias
+    return dx, dweights, dup, ddown, dup_bias, ddown_bias, *(None,) * 4
 
 
 def _is_packed(act: Activation) -> bool:

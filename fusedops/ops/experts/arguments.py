@@ -1,7 +1,7 @@
 """The constraints on the tensors of the ops of experts, whose layout depends on other arguments; the ends of groups."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from torch import Tensor
 
@@ -20,11 +20,13 @@ from fusedops.constraints import (
     OneOf,
     PackedPart,
     PackedRows,
+    Present,
     Rank,
     ReasonCode,
     SameDevice,
     SameShape,
     SameSize,
+    When,
     constant,
 )
 from fusedops.constraints.tensors import possible, resized
@@ -149,8 +151,48 @@ class WeightFits(_Weight):
         return resized(weight, 1 if args["transposed"] else 2, x.shape[1])
 
 
+class FactorFits(_Weight):
+    """The first factor of LoRA is (E, r, inputs of the weight)."""
+
+    options = ("transposed",)
+
+    def fits(self, shape: Shape, other: Shape, *options: Any) -> bool:
+        return shape[2] == self.inputs(other, *options)
+
+    def inputs(self, other: Shape, *options: Any) -> int:
+        """Return the width of the rows that the weight multiplies."""
+        return other[1 if options[0] else 2]
+
+    def rule(self) -> str:
+        return f"(E, r, inputs of {self.other})"
+
+    def needed(self, tensor: Any, other: Any, *options: Any) -> str:
+        return f"({other.shape[0]}, r, {self.inputs(other.shape, *options)})"
+
+    def fix_of(self, tensor: Any, other: Any, *options: Any) -> str:
+        return "pass (A, B), of (E, r, inputs) and (E, outputs, r)"
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        factor, other, *options = (args[name] for name in self.names)
+        if factor is None or factor.dim() != 3 or other.dim() != self.rank:
+            return None
+        return resized(factor, 2, self.inputs(other.shape, *options))
+
+
+class InnerFactorFits(FactorFits):
+    """The first factor of LoRA of a packed down is (E, r, I), where up has I rows, or 2I."""
+
+    options = ("activation",)
+
+    def inputs(self, other: Shape, *options: Any) -> int:
+        return _down_shape(other, options[0], False)[2]
+
+    def rule(self) -> str:
+        return f"(E, r, I), where {self.other} has I rows, or 2I of gate and up"
+
+
 class BiasFits(Beside):
-    """A bias has a row for each expert and an element for each output of its weight."""
+    """A tensor has a row for each expert and an element for each output of its weight, as a bias, or more dims."""
 
     code = ReasonCode.SIZE
     reads_shapes = True
@@ -161,10 +203,10 @@ class BiasFits(Beside):
 
     def expression(self, constants: dict[str, object]) -> str:
         weight = f"{self.other}.shape"
-        return f"{self.name}.shape == ({weight}[0], {weight}[2] if transposed else {weight}[1])"
+        return f"{self.name}.shape[:2] == ({weight}[0], {weight}[2] if transposed else {weight}[1])"
 
     def accepts(self, tensor: Any, other: Any, transposed: bool) -> bool:
-        return other.dim() != 3 or tuple(tensor.shape) == self._shape(other, transposed)
+        return other.dim() != 3 or tuple(tensor.shape[:2]) == self._shape(other, transposed)
 
     def _shape(self, weight: Any, transposed: bool) -> Shape:
         return (weight.shape[0], weight.shape[2] if transposed else weight.shape[1])
@@ -182,11 +224,11 @@ class BiasFits(Beside):
         bias, weight = args[self.name], args[self.other]
         if bias is None or weight.dim() != 3:
             return None
-        return bias.replace(shape=self._shape(weight, args["transposed"]))
+        return bias.replace(shape=(*self._shape(weight, args["transposed"]), *bias.shape[2:]))
 
     def values(self, tensor: TensorSpec, *others: Any) -> Iterator[tuple[str, TensorSpec]]:
-        e, n = tensor.shape
-        return self.shaped(tensor, sorted({(e, n), (e, n + 1), (e + 1, n), (n,)}))
+        e, n, *rest = tensor.shape
+        return self.shaped(tensor, [(*sizes, *rest) for sizes in sorted({(e, n), (e, n + 1), (e + 1, n), (n,)})])
 
 
 class PackedInner(PackedRows):
@@ -283,6 +325,20 @@ GROUPED: tuple[Constraint, ...] = (
     Rank("bias", 2),
     BiasFits("bias", "weight"),
 )
+
+
+def _lora(name: str, *fits: Constraint) -> tuple[Constraint, ...]:
+    """Return the constraints on the two factors of LoRA of a weight; ``fits``: on their inputs and outputs."""
+    a, b = name, f"{name}_b"
+    return (
+        *(each for one in (a, b) for each in (Floating(one), SameDevice(one, "x"), Rank(one, 3))),
+        *(SameSize(one, 0, "up", 0) for one in (a, b)),
+        *fits,
+        SameSize(b, 2, a, 1),
+        *(When(Present(one), Present(other)) for one, other in ((a, b), (b, a))),
+    )
+
+
 CONSTRAINTS: tuple[Constraint, ...] = (
     Floating("x"),
     Rank("x", 2),
@@ -315,7 +371,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Finite("limit", at_least=0.0, optional=True),
     Finite("alpha"),
     Finite("offset"),
+    Finite("lora_scale"),
+    *_lora("up_lora", FactorFits("up_lora", "up"), BiasFits("up_lora_b", "up")),
+    *_lora("down_lora", FactorFits("down_lora", "down"), BiasFits("down_lora_b", "down")),
 )
+_NUMBERS = [each for each in CONSTRAINTS if isinstance(each, Finite)]
 PACKED_PARTS = ("scales", "global_scale", "zeros")  # of a packed weight, beside its codes
 
 
@@ -349,8 +409,11 @@ QUANTIZED: tuple[Constraint, ...] = (
     Rank("down_bias", 2),
     SameSize("down_bias", 0, "up", 0),
     SameSize("down_bias", 1, "x", 1),
-    *CONSTRAINTS[-3:],
+    *_NUMBERS,
+    *_lora("up_lora", SameSize("up_lora", 2, "x", 1), SameSize("up_lora_b", 1, "up", 1)),
+    *_lora("down_lora", InnerFactorFits("down_lora", "up"), SameSize("down_lora_b", 1, "x", 1)),
 )
+LORA = ("up_lora", "up_lora_b", "down_lora", "down_lora_b")  # the factors
 
 
 class ExpertsArgs(NamedTuple):
@@ -369,6 +432,11 @@ class ExpertsArgs(NamedTuple):
     offset: float
     interleaved: bool
     transposed: bool
+    up_lora: Tensor | None
+    up_lora_b: Tensor | None
+    down_lora: Tensor | None
+    down_lora_b: Tensor | None
+    lora_scale: float
 
 
 class ExpertsGradArgs(NamedTuple):
@@ -389,6 +457,11 @@ class ExpertsGradArgs(NamedTuple):
     offset: float
     interleaved: bool
     transposed: bool
+    up_lora: Tensor | None
+    up_lora_b: Tensor | None
+    down_lora: Tensor | None
+    down_lora_b: Tensor | None
+    lora_scale: float
     needs: tuple[bool, ...]
 
 
@@ -415,6 +488,11 @@ class QuantizedExpertsArgs(NamedTuple):
     down_scales: Tensor | None
     down_global_scale: Tensor | None
     down_zeros: Tensor | None
+    up_lora: Tensor | None
+    up_lora_b: Tensor | None
+    down_lora: Tensor | None
+    down_lora_b: Tensor | None
+    lora_scale: float
 
 
 class QuantizedExpertsGradArgs(NamedTuple):
@@ -442,4 +520,29 @@ class QuantizedExpertsGradArgs(NamedTuple):
     down_scales: Tensor | None
     down_global_scale: Tensor | None
     down_zeros: Tensor | None
+    up_lora: Tensor | None
+    up_lora_b: Tensor | None
+    down_lora: Tensor | None
+    down_lora_b: Tensor | None
+    lora_scale: float
     needs: tuple[bool, ...]
+
+
+ArgsOf = TypeVar("ArgsOf", ExpertsArgs, QuantizedExpertsArgs)
+
+
+def with_factors(a: ArgsOf) -> ArgsOf:
+    """Return the arguments with the factors of each pair in their places; ``a`` itself where there is no pair."""
+    for name in ("up_lora", "down_lora"):
+        given: Any = getattr(a, name)
+        if not isinstance(given, (tuple, list)):
+            continue
+        pair = cast("tuple[Any, ...]", given)
+        if len(pair) != 2 or getattr(a, f"{name}_b") is not None:
+            beside = "" if getattr(a, f"{name}_b") is None else f" beside {name}_b"
+            raise InvalidInputError(
+                f"experts: got {len(pair)} factors as {name}{beside}, expected (A, B), of (E, r, inputs) and (E, "
+                f"outputs, r); to fix: pass both factors of LoRA as a pair"
+            )
+        a = a._replace(**{name: pair[0], f"{name}_b": pair[1]})
+    return a

@@ -20,7 +20,7 @@ from fusedops.ops.experts.arguments import (
     QuantizedExpertsArgs,
     QuantizedExpertsGradArgs,
 )
-from fusedops.ops.experts.formulas import Activation, experts_of, group_of_rows, order_of
+from fusedops.ops.experts.formulas import Activation, Lora, experts_of, group_of_rows, loras_of, order_of
 from fusedops.ops.experts.quantized_experts import gradients_with_unpacked, with_unpacked, without_weights
 from fusedops.ops.gated.formulas import split
 
@@ -74,6 +74,46 @@ def _of_arithmetic(absolute: float, x: Tensor, *weights: Tensor) -> float:
     return absolute if arithmetic(x, *weights) is torch.float64 else max(absolute, TOLERANCE[torch.float32].absolute)
 
 
+class _Added(NamedTuple):
+    """The term that two factors add to a product of rows, as ``scale * (rows @ first.T) @ second.T``, and its errors.
+
+    Attributes:
+        thin: the first product, times the scale, (N, r).
+        of_thin: the error of it.
+        sum: the term.
+        of_sum: the error of it.
+    """
+
+    thin: Tensor
+    of_thin: Tensor
+    sum: Tensor
+    of_sum: Tensor
+
+
+def _added(
+    absolute: float, narrow: Narrow, rows: Tensor, size: Tensor, error: Tensor, factors: tuple[Tensor, Tensor, float]
+) -> _Added:
+    """Return the term of two factors; size, error: of the rows."""
+    one, other, scale = factors[0].t(), factors[1].t(), factors[2]
+    thin = scale * (rows @ one)
+    of_thin = _of_product(absolute, narrow, size, error, one.abs()) + _of_equal_terms(narrow.eps, rows, one)
+    of_thin = abs(scale) * of_thin + absolute * finite_size(thin) + 2 * narrow.rounding(thin)
+    total = thin @ other
+    of_sum = _of_product(absolute, narrow, finite_size(thin), of_thin, other.abs())
+    of_sum = of_sum + _of_equal_terms(narrow.eps, thin, other) + absolute * finite_size(total) + narrow.rounding(total)
+    return _Added(thin, of_thin, total, of_sum)
+
+
+def _factors_of(lora: Lora, e: int) -> tuple[Tensor, Tensor, float] | None:
+    """Return the factors of an expert in float64, and their scale."""
+    return None if lora.a is None or lora.b is None else (lora.a[e].double(), lora.b[e].double(), lora.scale)
+
+
+def _turned(factors: tuple[Tensor, Tensor, float]) -> tuple[Tensor, Tensor, float]:
+    """Return the factors as they multiply gradients of outputs."""
+    return factors[1].t(), factors[0].t(), factors[2]
+
+
 class _Expert:
     """Computes one expert for some rows in float64, and the errors of a kernel.
 
@@ -83,10 +123,18 @@ class _Expert:
         of_h: the error of h.
         a: the activation, (N, I).
         of_a: the error of a; inf where it, or an element of h, may overflow.
+        added: the term of the factors of up, or None.
     """
 
     def __init__(
-        self, absolute: float, narrow: Narrow, rows: Tensor, up: Tensor, up_bias: Tensor | None, act: Activation
+        self,
+        absolute: float,
+        narrow: Narrow,
+        rows: Tensor,
+        up: Tensor,
+        up_bias: Tensor | None,
+        act: Activation,
+        factors: tuple[Tensor, Tensor, float] | None,
     ) -> None:
         bias = None if up_bias is None else up_bias.double()
         self.act = act
@@ -95,6 +143,13 @@ class _Expert:
         if bias is not None:
             size = size + finite_size(bias)
         self.of_product = _of_sum(absolute, rows.shape[1]) * size + _of_equal_terms(narrow.eps, rows, up.double().t())
+        self.added = None
+        if factors is not None:
+            size = finite_size(rows)
+            self.added = _added(absolute, narrow, rows, size, torch.zeros_like(size), factors)
+            self.of_product = self.of_product + narrow.rounding(self.h) + self.added.of_sum
+            self.h = self.h + self.added.sum
+            self.of_product = self.of_product + absolute * finite_size(self.h)
         if bias is not None:  # a kernel may keep the product in the dtype of x before the bias is added
             self.of_product = self.of_product + narrow.rounding(self.h - bias)
         self.of_h = self.of_product + narrow.rounding(self.h)  # and h
@@ -167,17 +222,23 @@ def experts_error_bound(absolute: float, a: ExpertsArgs, save: bool = False) -> 
     total, narrow = a.x.double().new_zeros(a.x.shape), narrow_of(a.x, a.up, a.down)
     order = order_of(a.index, a.up.shape[0])
     sorted_experts = experts_of(a.index, a.up.shape[0])[order]
+    of_up, of_down = loras_of(a)
     of_hidden = total.new_zeros(a.index.numel(), a.up.shape[2 if a.transposed else 1])
     for e in range(a.up.shape[0]):
         chosen = a.index == e
         first, second = _of_expert(e, a.up, a.down, a.transposed)
-        of = _Expert(absolute, narrow, a.x.double(), first, _row(a.up_bias, e), act)
+        of = _Expert(absolute, narrow, a.x.double(), first, _row(a.up_bias, e), act, _factors_of(of_up, e))
         factor = finite_size(a.weights).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
         error = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
         error = error + _of_equal_terms(narrow.eps, of.a, second.t())
         out = torch.nn.functional.linear(of.a, second, None if a.down_bias is None else a.down_bias[e].double())
         if a.down_bias is not None:
             error = error + absolute * finite_size(a.down_bias[e])
+        if (factors := _factors_of(of_down, e)) is not None:
+            added = _added(absolute, narrow, of.a, finite_size(of.a), of.of_a, factors)
+            error = error + narrow.rounding(out) + added.of_sum
+            out = out + added.sum
+            error = error + absolute * finite_size(out)
         # the order of a sum decides where a term may overflow, or is not finite, or is 0 times one that is not
         unknown = ~((out.abs() * factor.clamp(min=1.0)) < narrow.largest)
         infinite = (a.weights.isinf() & chosen).any(-1, keepdim=True)
@@ -192,7 +253,7 @@ def experts_error_bound(absolute: float, a: ExpertsArgs, save: bool = False) -> 
 
 
 def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
-    """Return the largest errors of the gradients of x, weights, up, down and the biases."""
+    """Return the largest errors of the gradients of x, weights, up, down, the biases and the factors."""
     act = Activation(args.activation, args.limit, args.alpha, args.offset, args.interleaved)
     chosen = experts_of(args.index, args.up.shape[0])
     rows = args.x.double().repeat_interleave(args.index.shape[1], 0)
@@ -205,18 +266,24 @@ def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tupl
         factor.new_zeros(factor.shape),
         narrow_of(args.x, args.up, args.down),
     )
-    parts: list[list[Tensor]] = [[], [], [], []]
+    parts: list[list[Tensor]] = [[], [], [], [], [], [], [], []]
+    up_lora, down_lora = loras_of(args)
     for e in range(args.up.shape[0]):
         present = (chosen == e)[:, None]
         first, second = _of_expert(e, args.up, args.down, args.transposed)
         inputs, g = rows.masked_fill(~present, 0.0), g_rows.masked_fill(~present, 0.0)
-        of = _Expert(absolute, narrow, inputs, first, _row(args.up_bias, e), act)
+        up_factors, down_factors = _factors_of(up_lora, e), _factors_of(down_lora, e)
+        of = _Expert(absolute, narrow, inputs, first, _row(args.up_bias, e), act, up_factors)
         weighted, sizes = g * factor, (finite_size(first), finite_size(second))
         of_out = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
         out = torch.nn.functional.linear(of.a, second)
         if args.down_bias is not None:
             of_out = of_out + absolute * finite_size(args.down_bias[e])
             out = out + args.down_bias[e].double()
+        added = None
+        if down_factors is not None:
+            added = _added(absolute, narrow, of.a, finite_size(of.a), of.of_a, down_factors)
+            out, of_out = out + added.sum, of_out + added.of_sum + narrow.rounding(out)
         of_out = of_out + _of_equal_terms(narrow.eps, of.a, second.t())
         of_out = of_out + narrow.rounding(out) + absolute * finite_size(out)
         # what may overflow in the dtype of x, as products and the factors of the next ones do
@@ -228,6 +295,11 @@ def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tupl
         # or as a sum of a * da, whose second factor may be rounded: to nothing where it is small, and equal ones alike
         unweighted = every.masked_fill(~present, 0.0) @ second
         a, of_unweighted = finite_size(of.a), narrow.rounding(unweighted)
+        if down_factors is not None:
+            none, masked = torch.zeros_like(g), every.masked_fill(~present, 0.0)
+            back = _added(absolute, narrow, masked, g, none, _turned(down_factors))
+            unweighted = unweighted + back.sum
+            of_unweighted = of_unweighted + back.of_sum + narrow.rounding(unweighted)
         alike = narrow.share * finite_size((of.a * unweighted).sum(-1, keepdim=True))
         of_weights = of_weights + alike + narrow.least * a.sum(-1, keepdim=True)
         of_weights = of_weights + _SPREAD * (a * of_unweighted).square().sum(-1, keepdim=True).sqrt()
@@ -237,18 +309,39 @@ def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tupl
         )
         # of the gradient of a: of terms without a common sign, or of equal ones, which add up
         da = (every * args.weights.double().reshape(-1, 1)).masked_fill(~present, 0.0) @ second
-        dh, of_dh = of.hidden_gradient(absolute, torch.maximum(_root_of_squares(weighted, sizes[1]), finite_size(da)))
         of_weighted = absolute * weighted + narrow.rounding(weighted)
+        size_of_da, back = _root_of_squares(weighted, sizes[1]), None
+        if down_factors is not None:
+            masked = (every * args.weights.double().reshape(-1, 1)).masked_fill(~present, 0.0)
+            back = _added(absolute, narrow, masked, weighted, of_weighted, _turned(down_factors))
+            da, size_of_da = da + back.sum, size_of_da + finite_size(back.sum)
+        dh, of_dh = of.hidden_gradient(absolute, torch.maximum(size_of_da, finite_size(da)))
         of_da = torch.maximum(
             _root_of_squares(of_weighted, sizes[1]), absolute * finite_size(da) + factor * of_unweighted
         )
+        of_da = of_da if back is None else of_da + back.of_sum + narrow.rounding(da)
         of_dh = of_dh + of.hidden_gradient(absolute, of_da)[0]
         largest = of.hidden_gradient(absolute, weighted @ sizes[1])[0]
         of_dh = (of_dh + narrow.rounding(dh)).masked_fill(overflows | (largest >= narrow.largest), math.inf)
+        signed = da
         if not da.isfinite().all():
             da = of.joined(da, da) if act.gated else da
             of_dh = of_dh.masked_fill(~da.isfinite() & of.has_unknown_slope(), math.inf)
         dx = dx + _of_product(absolute, narrow, dh, of_dh, first.abs())
+        if up_factors is not None and of.added is not None:
+            turned = _added(absolute, narrow, act.gradient(signed, of.h), dh, of_dh, _turned(up_factors))
+            dx = dx + turned.of_sum + narrow.rounding(turned.sum)
+            parts[4].append(
+                _of_product(absolute, narrow, finite_size(turned.thin).t(), turned.of_thin.t(), inputs.abs())
+            )
+            of_b = _of_product(absolute, narrow, dh.t(), of_dh.t(), finite_size(of.added.thin))
+            parts[5].append(of_b + _SPREAD * _root_of_squares(dh.t(), of.added.of_thin))
+        if back is not None and added is not None:
+            thin = finite_size(back.thin).t()
+            of_a = _of_product(absolute, narrow, thin, back.of_thin.t(), a) + _SPREAD * _root_of_squares(thin, of.of_a)
+            parts[6].append(of_a.masked_fill((factor * a >= narrow.largest).any(0), math.inf))
+            of_b = _of_product(absolute, narrow, weighted.t(), of_weighted.t(), finite_size(added.thin))
+            parts[7].append(of_b + _SPREAD * _root_of_squares(weighted.t(), added.of_thin))
         of_up = _of_product(absolute, narrow, dh.t(), of_dh.t(), finite_size(inputs))
         of_down = _of_product(absolute, narrow, weighted.t(), of_weighted.t(), finite_size(of.a))
         of_down = of_down + _SPREAD * _root_of_squares(weighted.t(), of.of_a)
@@ -259,8 +352,11 @@ def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tupl
         parts[2].append(_SPREAD * _root(of_dh) + _of_sum(absolute, len(dh)) * _root(dh))
         parts[3].append(_of_sum(absolute, len(weighted)) * _root(weighted))
     of_x = dx.reshape(*args.index.shape, args.x.shape[1]).sum(1)
-    given = (args.x if each is None else each for each in (args.up, args.down, args.up_bias, args.down_bias))
-    stacked = [torch.stack(of) if of else torch.zeros_like(each, dtype=dx.dtype) for of, each in zip(parts, given)]
+    given = (args.up, args.down, args.up_bias, args.down_bias, *up_lora[:2], *down_lora[:2])
+    stacked = [
+        torch.stack(of) if of else torch.zeros_like(args.x if each is None else each, dtype=dx.dtype)
+        for of, each in zip(parts, given)
+    ]
     return (of_x, dweights.reshape(args.weights.shape), *stacked)
 
 

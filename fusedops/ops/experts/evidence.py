@@ -12,7 +12,7 @@ from torch import Tensor
 from fusedops._contract.evidence import Case, Evidence, Rows
 from fusedops.ops.experts import error_bounds
 from fusedops.ops.experts.arguments import ExpertsArgs, QuantizedExpertsArgs
-from fusedops.ops.experts.formulas import Activation, experts_of
+from fusedops.ops.experts.formulas import Activation, Lora, experts_of, loras_of
 from fusedops.ops.experts.quantized_experts import with_unpacked
 from fusedops.quantization import SCALED, bytes_of_row
 
@@ -27,11 +27,21 @@ def unfused(a: ExpertsArgs) -> Tensor:
         if e == a.up.shape[0]:
             continue
         token, choice = torch.where(chosen == e)
-        first, second = (each[e].t() if a.transposed else each[e] for each in (a.up, a.down))
+        first, second = (
+            _merged(each[e].t() if a.transposed else each[e], lora, e)
+            for each, lora in zip((a.up, a.down), loras_of(a))
+        )
         h = torch.nn.functional.linear(a.x[token], first, None if a.up_bias is None else a.up_bias[e])
         out = torch.nn.functional.linear(act(h), second, None if a.down_bias is None else a.down_bias[e])
         total.index_add_(0, token, (out * a.weights[token, choice, None]).to(a.x.dtype))
     return total
+
+
+def _merged(weight: Tensor, lora: Lora, e: int) -> Tensor:
+    """Return the sum of the weight of an expert and its factors, as PEFT builds it."""
+    if lora.a is None or lora.b is None:
+        return weight
+    return torch.addmm(weight, lora.b[e].to(weight.dtype), lora.a[e].to(weight.dtype), alpha=lora.scale)
 
 
 def min_bytes(x: Any, index: Any, weights: Any, up: Any, down: Any, *rest: Any) -> Mapping[Any, int]:
@@ -40,7 +50,8 @@ def min_bytes(x: Any, index: Any, weights: Any, up: Any, down: Any, *rest: Any) 
     """
     tokens = prod(x.shape) * x.dtype.itemsize
     share = min(1.0, prod(index.shape) / max(up.shape[0], 1))
-    of_weights = int(share * sum(prod(each.shape) * each.dtype.itemsize for each in (up, down)))
+    parts = [each for each in (up, down, *rest[-5:-1]) if each is not None]
+    of_weights = int(share * sum(prod(each.shape) * each.dtype.itemsize for each in parts))
     return {"forward": 2 * tokens + of_weights, "backward": 3 * tokens + 2 * of_weights}
 
 
@@ -51,6 +62,16 @@ def _sizes(t: int, e: int, k: int, h: int, i: int, **options: Any) -> dict[str, 
     if options.get("transposed"):
         up, down = (e, h, up[1]), (e, i, h)
     return {"x": (t, h), "index": (t, k), "weights": (t, k), "up": up, "down": down, **options}
+
+
+def _with_lora(rank: int, **call: Any) -> dict[str, Any]:
+    """Return the call with factors of LoRA of that rank."""
+    e, width = call["up"][0], call["x"][1]
+    rows = call["up"][2 if call.get("transposed") else 1]
+    inner = rows // 2 if call.get("activation", "swiglu") in ("swiglu", "geglu", "geglu_tanh") else rows
+    factors = {"up_lora": (e, rank, width), "up_lora_b": (e, rows, rank)}
+    factors |= {"down_lora": (e, rank, inner), "down_lora_b": (e, width, rank)}
+    return {**call, **factors, "lora_scale": 0.5}
 
 
 def _with_biases(**call: Any) -> dict[str, Any]:
@@ -89,7 +110,8 @@ def _wide_token_rows(count: int) -> Mapping[str, Any]:
 EXPERTS = Evidence(
     formula="sum over k of weights[k] * down[e] @ act(up[e] @ x)",
     cases=[
-        Case("biases", _with_biases(**_sizes(6, 3, 2, 8, 6)), "every argument, small"),
+        Case("lora", _with_lora(2, **_with_biases(**_sizes(7, 3, 2, 10, 6, **_GPT_OSS))), "every argument, small"),
+        Case("biases", _with_biases(**_sizes(6, 3, 2, 8, 6)), "every argument but LoRA, small"),
         Case("mixtral", _sizes(24, 4, 2, 64, 48), "Mixtral 8x7B, smaller"),
         Case("qwen3_moe", _sizes(20, 8, 4, 48, 16), "Qwen3-MoE, smaller: many narrow experts"),
         Case("gpt_oss", _with_biases(**_sizes(12, 4, 4, 48, 40, **_GPT_OSS)), "gpt-oss, smaller"),
@@ -138,7 +160,7 @@ def _packed_min_bytes(x: Any, index: Any, weights: Any, up: Any, down: Any, *res
     """Read the tokens and the codes and scales of the chosen experts; write the tokens. Backward: the same twice."""
     tokens = prod(x.shape) * x.dtype.itemsize
     share = min(1.0, prod(index.shape) / max(up.shape[0], 1))
-    parts = [each for each in (up, down, *rest[9:]) if each is not None]
+    parts = [each for each in (up, down, *rest[9:-1]) if each is not None]
     of_weights = int(share * sum(prod(each.shape) * each.dtype.itemsize for each in parts))
     return {"forward": 2 * tokens + of_weights, "backward": 3 * tokens + 2 * of_weights}
 
@@ -173,7 +195,8 @@ _PACKED_OSS: dict[str, Any] = {"limit": 7.0, "alpha": 1.702, "offset": 1.0, "int
 QUANTIZED_EXPERTS = Evidence(
     formula="sum over k of weights[k] * unpack(down)[e] @ act(unpack(up)[e] @ x)",
     cases=[
-        Case("biases", _with_biases(**_packed(6, 3, 3, 64, 64, "INT4_GROUP", 2)), "every argument"),
+        Case("biases", _with_lora(4, **_with_biases(**_packed(6, 3, 3, 64, 64, "INT4_GROUP", 2))), "every argument"),
+        Case("lora", _with_lora(8, **_packed(9, 3, 2, 64, 96, "MXFP4", activation="gelu")), "without a gate"),
         Case("gpt_oss", _with_biases(**_packed(12, 4, 4, 96, 64, "MXFP4", **_PACKED_OSS)), "gpt-oss, smaller"),
         Case("qwen3_moe", _packed(20, 8, 4, 256, 256, "Q4_K"), "Qwen3-MoE, smaller: many narrow experts"),
         Case("deepseek_v3", _packed(9, 4, 2, 160, 96, "FP8_BLOCK"), "DeepSeek-V3, smaller: last blocks are partial"),
@@ -202,7 +225,7 @@ QUANTIZED_EXPERTS = Evidence(
 | transformers, where that does not run | exact; all weights are unpacked | any | yes | yes |
 | transformers, `FP8Experts` | rounded to 8 bits | CUDA | no | by unpacked weights |
 | llama.cpp, `mul_mat_id` | rounded to 8 bits | any | yes | no |
-| fusedops | exact | any | yes | of x, weights and biases |
+| fusedops | exact | any | yes | of x, weights, biases and factors of LoRA |
 """,
     sharded=EXPERTS.sharded,
 )

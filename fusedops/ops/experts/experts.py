@@ -4,7 +4,7 @@ the experts functions of transformers, Megatron's GroupedMLP, Liger's fused_moe,
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from fusedops._contract.op import Op
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.errors import InvalidInputError
-from fusedops.ops.experts.arguments import CONSTRAINTS
+from fusedops.ops.experts.arguments import CONSTRAINTS, LORA, ExpertsArgs, with_factors
 from fusedops.ops.experts.formulas import experts_backward, experts_hidden, experts_reference
 from fusedops.ops.experts.quantized_experts import quantized_experts
 from fusedops.quantization import Packed
@@ -33,6 +33,11 @@ def experts(
     offset: float = 0.0,
     interleaved: bool = False,
     transposed: bool = False,
+    up_lora: tuple[Tensor, Tensor] | Tensor | None = None,
+    up_lora_b: Tensor | None = None,
+    down_lora: tuple[Tensor, Tensor] | Tensor | None = None,
+    down_lora_b: Tensor | None = None,
+    lora_scale: float = 1.0,
     backend: str | None = None,
 ) -> Tensor:
     """Compute ``sum over k of weights[t, k] * mlp_e(x[t])`` with ``e = index[t, k]`` for each token t.
@@ -57,12 +62,19 @@ def experts(
         offset: of "swiglu", as ``limit``. gpt-oss has 1.
         interleaved: the rows of gate and of the others alternate, as gpt-oss has them.
         transposed: the last two dims of ``up`` and ``down`` are swapped: (E, H, 2I) and (E, I, H).
+        up_lora: a pair (A, B) of factors of LoRA, (E, r, H) and (E, 2I or I, r), any of the same dtypes, or None:
+            ``lora_scale * B[e] @ A[e]`` is added to ``up[e]``. It is computed as two products of each row, and the sum
+            of a weight and its factors is never built. Or A alone, beside ``up_lora_b``.
+        down_lora: likewise, (E, r, I) and (E, H, r).
+        lora_scale: of the products of both pairs.
+        up_lora_b: B of ``up_lora``, unless that is a pair.
+        down_lora_b: likewise.
         backend: a policy for this call alone, such as "cpu" or "npu,eager". None: the policy in effect.
 
     Returns:
         (T, H), contiguous, the dtype of ``x``. Products and the sum over k are in float32 (float64 if ``x``, ``up`` or
-        ``down`` is), the sum in the order of k, and rounded once. Gradients of weights and biases are summed in
-        float32; an expert without tokens has a gradient of 0.
+        ``down`` is), the sum in the order of k, and rounded once. Gradients of weights, biases and factors are summed
+        in float32; an expert without tokens has a gradient of 0.
 
     Raises:
         InvalidInputError: an argument is not as above.
@@ -92,10 +104,23 @@ def experts(
             alpha=alpha,
             offset=offset,
             interleaved=interleaved,
+            up_lora=up_lora,
+            up_lora_b=up_lora_b,
+            down_lora=down_lora,
+            down_lora_b=down_lora_b,
+            lora_scale=lora_scale,
             backend=backend,
         )
     options = (activation, limit, alpha, offset, interleaved, transposed)
-    return call(OP, (x, index, weights, up, down, up_bias, down_bias, *options), backend)
+    factors = (up_lora, up_lora_b, down_lora, down_lora_b, lora_scale)
+    return call(OP, prepare_args((x, index, weights, up, down, up_bias, down_bias, *options, *factors)), backend)
+
+
+def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments with the factors of each pair in their places."""
+    if isinstance(args[13], (tuple, list)) or isinstance(args[15], (tuple, list)):
+        return tuple(with_factors(ExpertsArgs(*args)))
+    return args
 
 
 OP = Op(
@@ -103,8 +128,9 @@ OP = Op(
     constraints=CONSTRAINTS,
     reference=experts_reference,
     backward=experts_backward,
-    differentiable=("x", "weights", "up", "down", "up_bias", "down_bias"),
+    differentiable=("x", "weights", "up", "down", "up_bias", "down_bias", *LORA),
     saved=(Saved("hidden", experts_hidden),),
+    prepare_args=prepare_args,
     sharding="fusedops.ops.experts.sharding:EXPERTS",
     evidence="fusedops.ops.experts.evidence:EXPERTS",
 )

@@ -7,7 +7,7 @@ elsewhere, and the row counts for nothing. Rows that are sorted by expert are gr
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -110,23 +110,67 @@ class Activation(NamedTuple):
         return "tanh" if self.name.endswith("tanh") else "none"
 
 
+class Lora(NamedTuple):
+    """The factors of LoRA of one weight of all experts, a (E, r, inputs) and b (E, outputs, r), or None without.
+
+    ``scale * b[e] @ a[e]`` is added to the weight of expert e: as two products, of which the first has r outputs.
+    """
+
+    a: Tensor | None
+    b: Tensor | None
+    scale: float
+
+    def added(self, product: Tensor, rows: Tensor, e: int) -> Tensor:
+        """Return a product of rows with a weight, and the term of the factors."""
+        if self.a is None or self.b is None:
+            return product
+        return product + self.scale * linear(linear(rows, self.a[e], None, False), self.b[e], None, False)
+
+    def gradients(
+        self, grad: Tensor, rows: Tensor, e: int, absent: Tensor
+    ) -> tuple[Tensor | float, Tensor | None, Tensor | None]:
+        """Return the gradients of the rows, of a and of b, from that of the outputs; rows of other experts are 0."""
+        if self.a is None or self.b is None:
+            return 0.0, None, None
+        thin, of_b = linear_gradients(self.scale * grad, linear(rows, self.a[e], None, False), self.b[e], False)
+        of_rows, of_a = linear_gradients(thin.masked_fill(absent, 0.0), rows, self.a[e], False)
+        return of_rows, of_a, of_b
+
+
+def loras_of(a: ExpertsArgs | ExpertsGradArgs) -> tuple[Lora, Lora]:
+    """Return the factors of up and of down."""
+    return Lora(a.up_lora, a.up_lora_b, a.lora_scale), Lora(a.down_lora, a.down_lora_b, a.lora_scale)
+
+
 def experts_reference(a: ExpertsArgs) -> Tensor:
     """Compute the op in plain torch: each expert on every token, of which those that did not choose it count as 0."""
     act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
     wide = a.x.to(arithmetic(a.x, a.up, a.down))
     total = wide.new_zeros(a.x.shape)
+    of_up, of_down = loras_of(a)
     for e in range(a.up.shape[0]):
         chosen = a.index == e
         absent = ~chosen.any(-1, keepdim=True)
         factor = a.weights.to(wide.dtype).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
-        h = linear(wide.masked_fill(absent, 0.0), a.up[e], None if a.up_bias is None else a.up_bias[e], a.transposed)
-        out = linear(act(h), a.down[e], None if a.down_bias is None else a.down_bias[e], a.transposed)
+        rows = wide.masked_fill(absent, 0.0)
+        h = linear(rows, a.up[e], None if a.up_bias is None else a.up_bias[e], a.transposed)
+        activated = act(of_up.added(h, rows, e))
+        out = linear(activated, a.down[e], None if a.down_bias is None else a.down_bias[e], a.transposed)
+        out = of_down.added(out, activated, e)
         total = total + (factor * out).masked_fill(absent, 0.0)
     return total.to(a.x.dtype)
 
 
 def experts_hidden(
-    x: Tensor, index: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None, transposed: bool
+    x: Tensor,
+    index: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    transposed: bool,
+    up_lora: Tensor | None,
+    up_lora_b: Tensor | None,
+    lora_scale: float,
 ) -> Tensor:
     """Compute the saved value: the up-projection of the routed rows, sorted by expert, (T * K, 2I or I), the dtype of
     x. 0 for sentinels.
@@ -137,40 +181,43 @@ def experts_hidden(
     result = rows.new_zeros(rows.shape[0], up.shape[2 if transposed else 1])
     for e in range(up.shape[0]):
         of_expert = linear(rows, up[e], None if up_bias is None else up_bias[e], transposed)
+        of_expert = Lora(up_lora, up_lora_b, lora_scale).added(of_expert, rows, e)
         result = of_expert.where((chosen == e)[:, None], result)
     return result.to(x.dtype)
 
 
 def experts_backward(args: ExpertsGradArgs) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of x, weights, up, down and the biases, each expert on every routed row."""
+    """Compute the gradients of x, weights, up, down, the biases and factors, each expert on every routed row."""
     act = Activation(args.activation, args.limit, args.alpha, args.offset, args.interleaved)
     dtype = arithmetic(args.x, args.up, args.down)
     chosen = experts_of(args.index, args.up.shape[0])
     rows, g_rows = (each.to(dtype).repeat_interleave(args.index.shape[1], 0) for each in (args.x, args.grad))
     factor = args.weights.to(dtype).reshape(-1, 1)
     dx, dfactor = rows.new_zeros(rows.shape), factor.new_zeros(factor.shape)
-    parts: list[list[Tensor]] = [[], [], [], []]
+    of_up, of_down = loras_of(args)
+    given = (args.up, args.down, args.up_bias, args.down_bias, *of_up[:2], *of_down[:2])
+    parts: list[list[Tensor | None]] = []
     for e in range(args.up.shape[0]):
         absent = (chosen != e)[:, None]
         inputs, g = rows.masked_fill(absent, 0.0), g_rows.masked_fill(absent, 0.0)
         h = linear(inputs, args.up[e], None if args.up_bias is None else args.up_bias[e], args.transposed)
-        a = act(h)
+        a = act(of_up.added(h, inputs, e))
         da, ddown = linear_gradients(g * factor, a, args.down[e], args.transposed)
+        da_added, *of_down_factors = of_down.gradients(g * factor, a, e, absent)
         out = linear(a, args.down[e], None if args.down_bias is None else args.down_bias[e], args.transposed)
+        out = of_down.added(out, a, e)
         dfactor = dfactor + (g * out).sum(-1, keepdim=True).masked_fill(absent, 0.0)
-        dh = act.gradient(da, h).masked_fill(absent, 0.0)
+        dh = act.gradient(da + da_added, of_up.added(h, inputs, e)).masked_fill(absent, 0.0)
         drows, dup = linear_gradients(dh, inputs, args.up[e], args.transposed)
-        dx = dx + drows.masked_fill(absent, 0.0)
-        parts[0].append(dup)
-        parts[1].append(ddown)
-        parts[2].append(dh.sum(0))
-        parts[3].append((g * factor).sum(0))
+        drows_added, *of_up_factors = of_up.gradients(dh, inputs, e, absent)
+        dx = dx + (drows + drows_added).masked_fill(absent, 0.0)
+        parts.append([dup, ddown, dh.sum(0), (g * factor).sum(0), *of_up_factors, *of_down_factors])
     dx = dx.reshape(*args.index.shape, args.x.shape[1]).sum(1)
     return (
         dx.to(args.x.dtype) if args.needs[0] else None,
         dfactor.reshape(args.weights.shape).to(args.weights.dtype) if args.needs[1] else None,
-        stacked(parts[0], args.up) if args.needs[2] else None,
-        stacked(parts[1], args.down) if args.needs[3] else None,
-        stacked(parts[2], args.up_bias) if args.needs[4] and args.up_bias is not None else None,
-        stacked(parts[3], args.down_bias) if args.needs[5] and args.down_bias is not None else None,
+        *(
+            stacked([cast("Tensor", of[at]) for of in parts], each) if args.needs[2 + at] and each is not None else None
+            for at, each in enumerate(given)
+        ),
     )

@@ -14,11 +14,13 @@ from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.errors import InvalidInputError
 from fusedops.ops.experts.arguments import (
+    LORA,
     QUANTIZED,
     ExpertsArgs,
     ExpertsGradArgs,
     QuantizedExpertsArgs,
     QuantizedExpertsGradArgs,
+    with_factors,
 )
 from fusedops.ops.experts.formulas import experts_backward, experts_hidden, experts_reference
 from fusedops.quantization import Packed, dequantize, weights_of_row
@@ -47,6 +49,11 @@ def quantized_experts(
     down_scales: Tensor | None = None,
     down_global_scale: Tensor | None = None,
     down_zeros: Tensor | None = None,
+    up_lora: tuple[Tensor, Tensor] | Tensor | None = None,
+    up_lora_b: Tensor | None = None,
+    down_lora: tuple[Tensor, Tensor] | Tensor | None = None,
+    down_lora_b: Tensor | None = None,
+    lora_scale: float = 1.0,
     backend: str | None = None,
 ) -> Tensor:
     """Compute :func:`fusedops.experts` with packed weights, as ``fusedops.experts`` does for two Packed.
@@ -76,11 +83,17 @@ def quantized_experts(
         down_scales: likewise.
         down_global_scale: likewise.
         down_zeros: likewise.
+        up_lora: factors of LoRA, as of :func:`fusedops.experts`.
+        up_lora_b: likewise.
+        down_lora: likewise.
+        down_lora_b: likewise.
+        lora_scale: likewise.
         backend: a policy for this call alone, such as "cpu" or "npu,eager". None: the policy in effect.
 
     Returns:
         (T, H), contiguous, the dtype of ``x``. Computed in float32 (float64 for float64), the sum in the order of K,
-        and rounded once. Gradients are those of ``x``, ``weights`` and the biases.
+        and rounded once. Gradients are those of ``x``, ``weights``, the biases and the
+        factors.
 
     Raises:
         InvalidInputError: an argument is not as above.
@@ -97,13 +110,15 @@ def quantized_experts(
     """
     args = (x, index, weights, up, down, up_bias, down_bias, activation, limit, alpha, offset, interleaved)
     of_up, of_down = (up_scales, up_global_scale, up_zeros), (down_scales, down_global_scale, down_zeros)
-    return call(OP, prepare_args((*args, up_format, down_format, *of_up, *of_down)), backend)
+    factors = (up_lora, up_lora_b, down_lora, down_lora_b, lora_scale)
+    return call(OP, prepare_args((*args, up_format, down_format, *of_up, *of_down, *factors)), backend)
 
 
 def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments with the tensors of each Packed in its place."""
-    a = QuantizedExpertsArgs(*args)
-    if not isinstance(a.up, Packed) and not isinstance(a.down, Packed):  # pyright: ignore[reportUnnecessaryIsInstance]
+    """Return the arguments with the tensors of each Packed, and the factors of each pair, in their places."""
+    given = QuantizedExpertsArgs(*args)
+    a = with_factors(given)
+    if a is given and not isinstance(a.up, Packed) and not isinstance(a.down, Packed):  # pyright: ignore[reportUnnecessaryIsInstance]
         return args
     for name in ("up", "down"):
         packed: Any = getattr(a, name)
@@ -139,13 +154,13 @@ def _weight(
 
 def with_unpacked(a: QuantizedExpertsArgs) -> ExpertsArgs:
     """Return the arguments of experts with the same weights."""
-    return ExpertsArgs(*a[:3], *unpacked(a), *a[5:12], transposed=False)
+    return ExpertsArgs(*a[:3], *unpacked(a), *a[5:12], False, *a[-5:])
 
 
 def gradients_with_unpacked(a: QuantizedExpertsGradArgs) -> ExpertsGradArgs:
     """Return the arguments of the backward of experts with the same weights, of which it has no gradient."""
     needs = (*a.needs[:2], False, False, *a.needs[2:])
-    return ExpertsGradArgs(*a[:4], *unpacked(a), *a[6:14], transposed=False, needs=needs)
+    return ExpertsGradArgs(*a[:4], *unpacked(a), *a[6:14], False, *a[-6:-1], needs=needs)
 
 
 def without_weights(gradients: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -167,14 +182,17 @@ def hidden(
     up_scales: Tensor | None,
     up_global_scale: Tensor | None,
     up_zeros: Tensor | None,
+    up_lora: Tensor | None,
+    up_lora_b: Tensor | None,
+    lora_scale: float,
 ) -> Tensor:
     """Compute the saved value, as of experts."""
     wide = _weight(up_format, up, up_scales, up_global_scale, up_zeros)
-    return experts_hidden(x, index, wide, wide, up_bias, False)
+    return experts_hidden(x, index, wide, wide, up_bias, False, up_lora, up_lora_b, lora_scale)
 
 
 def backward(args: QuantizedExpertsGradArgs) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of x, weights and the biases."""
+    """Compute the gradients of x, weights, the biases and the factors."""
     return without_weights(experts_backward(gradients_with_unpacked(args)))
 
 
@@ -183,7 +201,7 @@ OP = Op(
     constraints=QUANTIZED,
     reference=reference,
     backward=backward,
-    differentiable=("x", "weights", "up_bias", "down_bias"),
+    differentiable=("x", "weights", "up_bias", "down_bias", *LORA),
     saved=(Saved("hidden", hidden),),
     prepare_args=prepare_args,
     sharding="fusedops.ops.experts.sharding:EXPERTS",

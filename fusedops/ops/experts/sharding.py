@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusedops._contract.values import Shard, Sharding
-from fusedops.ops.experts.arguments import PACKED_PARTS
+from fusedops.ops.experts.arguments import LORA, PACKED_PARTS
 
 _PARTS = [f"{name}_{part}" for name in ("up", "down") for part in PACKED_PARTS]  # of packed weights
 
@@ -26,6 +26,7 @@ def _dims_of_experts(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None,
     }
     parts = [(name, given.get(name)) for name in _PARTS]
     of_parts = {name: (-3, *(None,) * (each.dim() - 1)) for name, each in parts if each is not None}
+    of_experts |= dict.fromkeys(LORA, (-3, None, None))
     tokens = {"index": (-2, None), "weights": (-2, None), "hidden": (None, None)}
     return {**tokens, **of_experts, **of_parts}
 

@@ -62,3 +62,19 @@ def _(run: Run, a: SimpleNamespace) -> Any:
         if each is not None:
             each[-1:] = 0
     return (dx, dweights, *rest)
+
+
+@wrong("LoRA is scaled twice", EXPERTS, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(lora_scale=a.lora_scale**2)
+
+
+@wrong("the second factor of LoRA is that of the next expert", EXPERTS, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(up_lora_b=None if a.up_lora_b is None else a.up_lora_b.roll(-1, 0))
+
+
+@wrong("the gradient of x is without LoRA", EXPERTS, "backward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    _, *rest = run()
+    return (run(up_lora=None, up_lora_b=None)[0], *rest)

@@ -70,5 +70,21 @@ def _(run: Run, a: SimpleNamespace) -> Any:
 
 @wrong("the gradient of the bias is that of the next expert", OP, "backward", "calls")
 def _(run: Run, a: SimpleNamespace) -> Any:
-    dx, dweights, dup, ddown = run()
-    return dx, dweights, next_expert(dup), ddown
+    dx, dweights, dup, *rest = run()
+    return dx, dweights, next_expert(dup), *rest
+
+
+@wrong("LoRA is scaled twice", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(lora_scale=a.lora_scale**2)
+
+
+@wrong("the first factor of LoRA is that of the next expert", OP, "forward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    return run(down_lora=next_expert(a.down_lora))
+
+
+@wrong("the gradient of a factor of LoRA is not scaled", OP, "backward", "calls")
+def _(run: Run, a: SimpleNamespace) -> Any:
+    *rest, of_b = run()
+    return *rest, None if of_b is None else of_b / a.lora_scale

@@ -46,20 +46,32 @@ class ForwardPass {
       gather(route_, panel, call_.x, call_.dtype, call_.width, weights_.of_up().reorder, gathered.data());
       x = {{gathered.data(), FLOAT32, call_.width, true}, panel.first};
     }
-    const int64_t parts = activation_.gated() ? 2 : 1;
-    const Status status =
-        each_block<Kind>(panel, call_.inner, parts, call_.width, [=](const Piece& piece, const auto&... of_block) {
-          up(piece, of_block..., x, a + (piece.first - panel.first) * call_.inner);
-        });
+    const int64_t parts = activation_.gated() ? 2 : 1, width = call_.width, inner = call_.inner;
+    const Added of_up(call_.up_lora, call_.lora_scale, panel, width, width_of_up(call_), true);
+    const Added of_down(call_.down_lora, call_.lora_scale, panel, inner, width, true);
+    const RowsOfPanel tokens{{call_.x, call_.dtype, width, true, route_.token}, 0};
+    Status status = of_up.compute(panel, tokens);
     if (status) return status;
-    return each_block<Kind>(panel, call_.width, 1, call_.inner, [=](const Piece& piece, const auto&... of_block) {
-      down(piece, of_block..., a + (piece.first - panel.first) * call_.inner);
+    // activations in their own order, for the factors of down, where those of the codes have another one
+    const bool apart = PACKED && call_.down_lora.rank > 0;
+    const FloatBuffer natural(apart ? panel.rows * inner : 0);
+    float* plain = natural.data();
+    if (apart && inner && !plain) return OUT_OF_MEMORY;
+    status = each_block<Kind>(panel, inner, parts, width, [&](const Piece& piece, const auto&... of_block) {
+      up(piece, of_block..., x, a, plain, panel.first, of_up);
+    });
+    if (status) return status;
+    const Operand rows = apart ? Operand{plain, FLOAT32, inner, true} : Operand{a, Kind::DTYPE, inner, true};
+    if ((status = of_down.compute(panel, {rows, panel.first}))) return status;
+    return each_block<Kind>(panel, width, 1, inner, [&](const Piece& piece, const auto&... of_block) {
+      down(piece, of_block..., a, panel.first, of_down);
     });
   }
 
-  // The activations [first, first + n) of the rows of a piece, to a.
+  // The activations [first, first + n) of the rows of a piece, to those of its panel, a and, if it is not null, plain.
   void up(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const RowsOfPanel& x,
-          Number* a) const {
+          Number* a, float* plain, int64_t first_of_panel, const Added& added) const {
+    const int64_t at = piece.first - first_of_panel;
     const int64_t width = width_of_up(call_), inner = call_.inner;
     const auto weight = weights_.up(call_, piece.expert, true);
     const bool pairs = activation_.interleaved(), halves = activation_.gated() && !pairs;
@@ -68,6 +80,8 @@ class ForwardPass {
     const float* bias = call_.up_bias ? up_bias_.data() + piece.expert * width : nullptr;
     for (int64_t m = 0; m < piece.count; m++) {
       float *c = buffer + m * row_of_c, *second = c + round_up(n, TILE_COLUMNS);
+      added.add(c, at + m, parts[0].first, parts[0].count);
+      if (halves) added.add(second, at + m, inner + first, n);
       if (bias) add_to(c, bias + parts[0].first, parts[0].count);
       keep(c, piece.first + m, parts[0].first, parts[0].count);
       if (halves) {
@@ -77,12 +91,13 @@ class ForwardPass {
       float gate[COLUMNS + LANES], other[COLUMNS + LANES];
       if (pairs) unzip(c, n, gate, other);
       activation_.forward(pairs ? gate : c, pairs ? other : second, c, n);
+      if (plain) memcpy(plain + (at + m) * inner + first, c, n * sizeof(float));
       if constexpr (PACKED)
         if (const auto reorder = weights_.of_down().reorder) {
-          reorder(c, a + m * inner + first, n);
+          reorder(c, a + (at + m) * inner + first, n);
           continue;
         }
-      store_as(Kind::DTYPE, a + m * inner + first, c, n);
+      store_as(Kind::DTYPE, a + (at + m) * inner + first, c, n);
     }
   }
 
@@ -93,8 +108,10 @@ class ForwardPass {
     store_as(call_.dtype, (uint8_t*)call_.hidden + at * size_of(call_.dtype), values, n);
   }
 
-  void down(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const Number* a) const {
-    const Operand activated{a, Kind::DTYPE, call_.inner, true};
+  void down(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const Number* a,
+            int64_t first_of_panel, const Added& added) const {
+    const int64_t at = piece.first - first_of_panel;
+    const Operand activated{a + at * call_.inner, Kind::DTYPE, call_.inner, true};
     const auto weight = weights_.down(call_, piece.expert, true);
     const Columns part{&weight, first, n};
     const int64_t row_of_c = block.compute(activated, 0, piece.count, &part, 1, buffer);
@@ -104,6 +121,7 @@ class ForwardPass {
       const int64_t row = route_.order[piece.first + m];
       float* slot = slots_.data() + row * call_.width + first;
       const float factor = route_.factor[piece.first + m];
+      added.add(c, at + m, first, n);
       if (bias) add_to(c, bias, n);
       each(n, [=](int64_t i, auto lanes) { store(slot + i, load(c + i, lanes) * factor, lanes); });
     }

@@ -266,6 +266,76 @@ Status each_block(const Panel& panel, int64_t columns, int64_t parts, int64_t te
   return OK;
 }
 
+// The terms that the factors of LoRA of a weight add to the products of the rows of a panel.
+class Added {
+ public:
+  // For a weight of so many inputs and outputs; of_inputs: as it multiplies inputs, else gradients of outputs.
+  Added(const LoraFactors& factors, double scale, const Panel& panel, int64_t inputs, int64_t outputs, bool of_inputs,
+        bool wanted = true)
+      : there_(wanted && factors.rank > 0),
+        columns_(of_inputs ? outputs : inputs),
+        factors_(factors),
+        scale_((float)scale),
+        inputs_(inputs),
+        outputs_(outputs),
+        of_inputs_(of_inputs),
+        thin_(there_ ? panel.rows * factors.rank : 0),
+        sums_(there_ ? panel.rows * columns_ : 0) {}
+
+  // Computes the products of rows with one factor, times the scale, and of these with the other one.
+  Status compute(const Panel& panel, const RowsOfPanel& rows) const {
+    if (!there_ || !columns_) return OK;
+    if (const Status status = compute_thin(panel, rows)) return status;
+    if (!sums_.data()) return OUT_OF_MEMORY;
+    const RowsOfPanel thin{thin_rows(), panel.first};
+    return product(panel, thin, factors_.rank, columns_, !of_inputs_, 1.0f, sums_.data());
+  }
+  Status compute_thin(const Panel& panel, const RowsOfPanel& rows) const {
+    if (!there_) return OK;
+    if (!thin_.data()) return OUT_OF_MEMORY;
+    return product(panel, rows, of_inputs_ ? inputs_ : outputs_, factors_.rank, of_inputs_, scale_, thin_.data());
+  }
+  // Adds the terms [first, first + n) of a row of the panel to c.
+  void add(float* c, int64_t row, int64_t first, int64_t n) const {
+    if (there_) add_to(c, sums_.data() + row * columns_ + first, n);
+  }
+  // (rows, rank), as rows of a product; terms: as the columns of one are, else as its terms.
+  Operand thin_rows(int64_t first = 0, bool terms = true) const {
+    return {thin_.data() + first * factors_.rank, FLOAT32, factors_.rank, terms};
+  }
+
+ private:
+  // scale * rows @ a factor: A for inputs, and for the rows of the other one B. Both as (outputs, terms).
+  Status product(const Panel& panel, const RowsOfPanel& rows, int64_t terms, int64_t columns, bool by_a, float scale,
+                 float* to) const {
+    const LoraFactors f = factors_;
+    const int64_t stride = by_a ? inputs_ : f.rank, size = f.rank * (by_a ? inputs_ : outputs_);
+    const int64_t dtype = by_a ? f.a_dtype : f.b_dtype;
+    const uint8_t* data = (const uint8_t*)(by_a ? f.a : f.b);
+    const bool contiguous = of_inputs_;
+    return each_block<Floats>(
+        panel, columns, 1, terms,
+        [=](const Piece& piece, int64_t first, int64_t n, const Block<Floats>& block, float* buffer) {
+          const Operand weight{data + piece.expert * size * size_of(dtype), dtype, stride, contiguous};
+          const Columns part{&weight, first, n};
+          const int64_t row_of_c = block.compute(rows.operand, piece.first - rows.base, piece.count, &part, 1, buffer);
+          for (int64_t m = 0; m < piece.count; m++) {
+            const float* c = buffer + m * row_of_c;
+            float* out = to + (piece.first - panel.first + m) * columns + first;
+            each(n, [=](int64_t i, auto lanes) { store(out + i, load(c + i, lanes) * scale, lanes); });
+          }
+        });
+  }
+
+  bool there_;
+  int64_t columns_;
+  LoraFactors factors_;
+  float scale_;
+  int64_t inputs_, outputs_;
+  bool of_inputs_;
+  FloatBuffer thin_, sums_;
+};
+
 // True where the products are those of bfloat16: the activations and their gradients are then rounded to it once.
 template <class Call>
 bool in_pairs(const Call& call) {

@@ -65,18 +65,63 @@ class BackwardPass {
       gather(route_, panel, call_.grad, call_.dtype, call_.width, nullptr, gathered.data());
       grad = {{gathered.data(), FLOAT32, call_.width, true}, panel.first};
     }
-    Status status = each_block<Kind>(
+    const Added of_down(call_.down_lora, call_.lora_scale, panel, inner, call_.width, false);
+    Status status = of_down.compute(panel, {grads(0, true), 0});
+    if (status) return status;
+    status = each_block<Kind>(
         panel, inner, 1, call_.width,
-        [=](const Piece& piece, const auto&... of_block) {
-          activations(piece, of_block..., grad, from(rows, piece.first - panel.first));
+        [&](const Piece& piece, const auto&... of_block) {
+          activations(piece, of_block..., grad, from(rows, piece.first - panel.first), piece.first - panel.first,
+                      of_down);
         },
         Weights::GRADIENT_COLUMNS);
     if (status) return status;
     if (call_.dweights) sum_products(panel, rows);
+    const RowsOfPanel dhs{{dh.data(), Kind::DTYPE, width, true}, panel.first};
+    const Added of_up(call_.up_lora, call_.lora_scale, panel, call_.width, width, false, call_.dx || call_.dup_a);
+    if ((status = call_.dx ? of_up.compute(panel, dhs) : of_up.compute_thin(panel, dhs))) return status;
     if (call_.dx) {
-      if ((status = inputs(panel, rows))) return status;
+      if ((status = inputs(panel, rows, of_up))) return status;
     }
+    if ((status = factors(panel, rows, of_up, of_down))) return status;
     return weights(panel, rows);
+  }
+
+  // The gradients of the factors: of each the sum over the rows of its expert, of which one side is thin.
+  Status factors(const Panel& panel, const Rows& rows, const Added& of_up, const Added& of_down) const {
+    const int64_t inner = call_.inner, columns = call_.width, width = width_of_up(call_);
+    const Operand x{call_.x, call_.dtype, columns, true, route_.token}, a{rows.a, Kind::DTYPE, inner, true};
+    const Added thin_x(call_.up_lora, call_.lora_scale, panel, columns, width, true, call_.dup_b);
+    const Added thin_a(call_.down_lora, call_.lora_scale, panel, inner, columns, true, call_.ddown_b);
+    if (const Status s = thin_x.compute_thin(panel, {x, 0})) return s;
+    if (const Status s = thin_a.compute_thin(panel, {a, panel.first})) return s;
+    const LoraFactors &up = call_.up_lora, &down = call_.down_lora;
+    return each_expert(panel, [&](int64_t e, int64_t first, int64_t count) {
+      const int64_t at = first - panel.first;
+      const Operand inputs{call_.x, call_.dtype, columns, false, route_.token + first};
+      const Operand dh{rows.dh + at * width, Kind::DTYPE, width, false};
+      const Operand activated{rows.a + at * inner, Kind::DTYPE, inner, false};
+      const auto sum = [&](const Operand& one, int64_t outputs, const Operand& other, int64_t terms, void* result,
+                           int64_t dtype) {
+        return weight<Floats>(one, outputs, other, terms, count, of_expert(result, dtype, e, outputs * terms), dtype);
+      };
+      if (const Status s = sum(of_up.thin_rows(at, false), up.rank, inputs, columns, call_.dup_a, up.a_dtype)) return s;
+      if (const Status s = sum(dh, width, thin_x.thin_rows(at, false), up.rank, call_.dup_b, up.b_dtype)) return s;
+      if (const Status s = sum(of_down.thin_rows(at, false), down.rank, activated, inner, call_.ddown_a, down.a_dtype))
+        return s;
+      return sum(grads(first, false), columns, thin_a.thin_rows(at, false), down.rank, call_.ddown_b, down.b_dtype);
+    });
+  }
+
+  // Calls f(expert, first row, rows) for the experts of a panel, until it returns an error.
+  template <class F>
+  Status each_expert(const Panel& panel, F f) const {
+    for (int64_t p = 0; p < panel.count;) {
+      const int64_t e = panel.pieces[p].expert, first = route_.begins[e], count = route_.begins[e + 1] - first;
+      while (p < panel.count && panel.pieces[p].expert == e) p++;
+      if (const Status status = f(e, first, count)) return status;
+    }
+    return OK;
   }
 
   // The sums of the gradients of inputs, (tokens, width).
@@ -100,7 +145,7 @@ class BackwardPass {
   }
 
   void activations(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer,
-                   const RowsOfPanel& grad, const Rows& rows) const {
+                   const RowsOfPanel& grad, const Rows& rows, int64_t at, const Added& added) const {
     const int64_t inner = call_.inner, width = width_of_up(call_);
     const auto weight = weights_.down(call_, piece.expert, false);
     const Columns part{&weight, first, n};
@@ -119,6 +164,7 @@ class BackwardPass {
         if (halves) load_hidden(row, inner + first, n, other);
       }
       activation_.forward(gate, other, a, n);
+      added.add(da, at + m, first, n);
       if (call_.dweights) add_products(da, a, first, n, rows.products + m * rows.blocks);
       const float factor = route_.factor[row];
       each(n, [=](int64_t i, auto lanes) {
@@ -176,16 +222,16 @@ class BackwardPass {
   }
 
   // Adds the gradients of the inputs of a panel to those of their tokens.
-  Status inputs(const Panel& panel, const Rows& rows) const {
+  Status inputs(const Panel& panel, const Rows& rows, const Added& added) const {
     const int64_t columns = call_.width, width = width_of_up(call_);
     const FloatBuffer buffer(panel.rows * columns);
     float* terms = buffer.data();
     if (columns && !terms) return OUT_OF_MEMORY;
     const Status status = each_block<Kind>(
         panel, columns, 1, width,
-        [=](const Piece& piece, const auto&... of_block) {
+        [&](const Piece& piece, const auto&... of_block) {
           const int64_t at = piece.first - panel.first;
-          inputs(piece, of_block..., rows.dh + at * width, terms + at * columns);
+          inputs(piece, of_block..., rows.dh + at * width, terms + at * columns, at, added);
         },
         Weights::GRADIENT_COLUMNS);
     if (status) return status;
@@ -200,57 +246,58 @@ class BackwardPass {
   }
 
   void inputs(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const Number* dh,
-              float* terms) const {
+              float* terms, int64_t at, const Added& added) const {
     const int64_t width = width_of_up(call_);
     const Operand grad{dh, Kind::DTYPE, width, true};
     const auto weight = weights_.up(call_, piece.expert, false);
     const Columns part{&weight, first, n};
     const int64_t row_of_c = block.compute(grad, 0, piece.count, &part, 1, buffer);
-    for (int64_t m = 0; m < piece.count; m++)
+    for (int64_t m = 0; m < piece.count; m++) {
       memcpy(terms + m * call_.width + first, buffer + m * row_of_c, n * sizeof(float));
+      added.add(terms + m * call_.width + first, at + m, first, n);
+    }
   }
 
   // ---- The gradients of weights and biases ----
 
   Status weights(const Panel& panel, const Rows& rows) const {
     const int64_t width = width_of_up(call_);
-    for (int64_t p = 0; p < panel.count;) {
-      const int64_t e = panel.pieces[p].expert, first = route_.begins[e], count = route_.begins[e + 1] - first;
-      while (p < panel.count && panel.pieces[p].expert == e) p++;
+    return each_expert(panel, [&](int64_t e, int64_t first, int64_t count) {
       const int64_t at = first - panel.first;
       const Operand x{call_.x, call_.dtype, call_.width, false, route_.token + first};
       const Operand grad = grads(first, false);
       const Operand dh{rows.dh + at * width, Kind::DTYPE, width, false};
       const Operand a{rows.a + at * call_.inner, Kind::DTYPE, call_.inner, false};
       if constexpr (!PACKED) {
-        if (const Status s = weight(dh, width, x, call_.width, count, of_expert(call_.dup, call_.up_dtype, e, width),
-                                    call_.up_dtype))
-          return s;
-        if (const Status s = weight(grad, call_.width, a, call_.inner, count,
-                                    of_expert(call_.ddown, call_.down_dtype, e, call_.inner), call_.down_dtype))
-          return s;
+        const int64_t up_dtype = call_.up_dtype, down_dtype = call_.down_dtype;
+        void* dup = of_expert(call_.dup, up_dtype, e, width * call_.width);
+        void* ddown = of_expert(call_.ddown, down_dtype, e, call_.inner * call_.width);
+        const Status s = call_.transposed ? weight<Kind>(x, call_.width, dh, width, count, dup, up_dtype)
+                                          : weight<Kind>(dh, width, x, call_.width, count, dup, up_dtype);
+        if (s) return s;
+        const Status t = call_.transposed ? weight<Kind>(a, call_.inner, grad, call_.width, count, ddown, down_dtype)
+                                          : weight<Kind>(grad, call_.width, a, call_.inner, count, ddown, down_dtype);
+        if (t) return t;
       }
       if (const Status s = bias(dh, nullptr, width, count, call_.dup_bias, call_.up_bias_dtype, e)) return s;
       const float* factors = route_.factor + first;
-      if (const Status s = bias(grad, factors, call_.width, count, call_.ddown_bias, call_.down_bias_dtype, e))
-        return s;
-    }
-    return OK;
+      return bias(grad, factors, call_.width, count, call_.ddown_bias, call_.down_bias_dtype, e);
+    });
   }
 
-  // The part of an expert in the gradient of a weight of `other` times the width of a token.
-  void* of_expert(void* gradient, int64_t dtype, int64_t expert, int64_t other) const {
-    return gradient ? (uint8_t*)gradient + expert * other * call_.width * size_of(dtype) : nullptr;
+  // The part of an expert in a gradient of so many numbers for each.
+  static void* of_expert(void* gradient, int64_t dtype, int64_t expert, int64_t numbers) {
+    return gradient ? (uint8_t*)gradient + expert * numbers * size_of(dtype) : nullptr;
   }
 
-  // The products of two sets of rows, (outputs, inputs), or transposed.
-  Status weight(Operand of_outputs, int64_t outputs, Operand of_inputs, int64_t inputs, int64_t terms, void* result,
-                int64_t dtype) const {
+  // The products of two sets of rows, (outputs, inputs).
+  template <class Of>
+  static Status weight(const Operand& of_outputs, int64_t outputs, const Operand& of_inputs, int64_t inputs,
+                       int64_t terms, void* result, int64_t dtype) {
     if (!result || !outputs || !inputs) return OK;
-    if (call_.transposed) std::swap(of_outputs, of_inputs), std::swap(outputs, inputs);
     const int64_t across = divide_up(inputs, COLUMNS), blocks = divide_up(outputs, ROWS) * across;
     const int64_t workers = outputs * inputs * terms <= 8 * BLOCK ? 1 : workers_for(blocks);
-    const Block product(std::min(ROWS, outputs), terms);
+    const fusedops::Block<Of> product(std::min(ROWS, outputs), terms);
     const Scratch scratch(workers, product.floats(std::min(COLUMNS, inputs) + TILE_COLUMNS));
     if (scratch.failed()) return OUT_OF_MEMORY;
     const Scratch* buffers = &scratch;
@@ -258,7 +305,7 @@ class BackwardPass {
     run_blocks(blocks, workers, [=](int64_t block, int64_t worker) {
       const int64_t row = block / across * ROWS, count = std::min(ROWS, outputs - row);
       const int64_t column = block % across * COLUMNS;
-      const Columns part{columns, column, std::min(COLUMNS, inputs - column)};
+      const fusedops::Columns part{columns, column, std::min(COLUMNS, inputs - column)};
       float* c = buffers->of(worker);
       const int64_t row_of_c = product.compute(*rows, row, count, &part, 1, c);
       for (int64_t m = 0; m < count; m++)
@@ -299,7 +346,11 @@ class BackwardPass {
     } all[] = {{call_.dup, width * call_.width * size_of(call_.up_dtype)},
                {call_.ddown, call_.inner * call_.width * size_of(call_.down_dtype)},
                {call_.dup_bias, width * size_of(call_.up_bias_dtype)},
-               {call_.ddown_bias, call_.width * size_of(call_.down_bias_dtype)}};
+               {call_.ddown_bias, call_.width * size_of(call_.down_bias_dtype)},
+               {call_.dup_a, call_.up_lora.rank * call_.width * size_of(call_.up_lora.a_dtype)},
+               {call_.dup_b, call_.up_lora.rank * width * size_of(call_.up_lora.b_dtype)},
+               {call_.ddown_a, call_.down_lora.rank * call_.inner * size_of(call_.down_lora.a_dtype)},
+               {call_.ddown_b, call_.down_lora.rank * call_.width * size_of(call_.down_lora.b_dtype)}};
     for (int64_t e = 0; e < call_.experts; e++) {
       if (route_.begins[e + 1] > route_.begins[e]) continue;
       for (const auto& each : all)

@@ -7,7 +7,7 @@ for which transformers calls the method ``_apply_gate``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import copy as shallow
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from torch.nn import Module, Parameter
 
 from fusedops import ops
 from fusedops.integrations._modules.gated import clamps_of
-from fusedops.integrations._replacement import Replaced, Replacement, own_body, own_class
+from fusedops.integrations._replacement import Replaced, Replacement, own_body, own_class, replacement_of
 from fusedops.integrations._trial.source import reason_of_source
 from fusedops.integrations._trial.twin import (
     called,
@@ -35,6 +35,9 @@ from fusedops.ops.experts.arguments import PLAIN
 from fusedops.ops.experts.formulas import Activation
 
 _TOLERANCE = 1e-6  # of float64
+_NO_LORA = (None, None, None, None, 1.0)  # of the op
+#: The argument of experts that has factors of LoRA by the names of their weights: (A, B, scale), or None for one.
+ADAPTERS = "_fusedops_adapters"
 
 
 class _ReplacedExperts(Replaced):
@@ -91,23 +94,56 @@ class WholeExperts(Replacement):
     dtype_of_weights: bool = False
     op: str = "experts"
     has_activation = True
+    takes_adapters = True
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the experts of the tokens, of the routers' indices and of the weights."""
         tensors: list[Any] = [
             getattr(module, name, None) for name in (self.up[0], self.down[0], self.up[1], self.down[1])
         ]
-        return self.on(*tensors, *args, *kwargs.values())
+        adapters = kwargs.pop(ADAPTERS, {})
+        return self.on(adapters, *tensors, *args, *kwargs.values())
 
-    def on(self, up: Any, down: Any, up_bias: Any, down_bias: Any, x: Tensor, index: Tensor, weights: Tensor) -> Any:
-        """Compute the experts with these weights, tensors or Packed."""
+    @property
+    def weights(self) -> tuple[str, str]:
+        """Return the names of the weights."""
+        return self.up[0], self.down[0]
+
+    def on(
+        self,
+        adapters: Mapping[str, tuple[Tensor, Tensor, float] | None],
+        up: Any,
+        down: Any,
+        up_bias: Any,
+        down_bias: Any,
+        x: Tensor,
+        index: Tensor,
+        weights: Tensor,
+    ) -> Any:
+        """Compute the experts with these weights, tensors or Packed, and with the factors of adapters."""
         act: Any = self.activation
+        of_up, of_down = (adapters.get(name) for name in self.weights)
+        scales = {each[2] for each in (of_up, of_down) if each is not None}
+        scale = scales.pop() if len(scales) == 1 else 1.0
+        up_lora, down_lora = (
+            None if each is None else (each[0], each[1] if each[2] == scale else each[1] * each[2])
+            for each in (of_up, of_down)
+        )
         y = ops.experts(
             x.reshape(-1, x.shape[-1]), index, weights, up, down, up_bias, down_bias,
             activation=act.name, limit=act.limit, alpha=act.alpha, offset=act.offset,
             interleaved=act.interleaved, transposed=self.transposed,
+            up_lora=up_lora, down_lora=down_lora, lora_scale=scale,
         )  # fmt: skip
         return y.to(weights.dtype).view(x.shape) if self.dtype_of_weights else y.view(x.shape)
+
+
+def experts_of(module: Module) -> Any:
+    """Return the settings of experts that are replaced as a whole, why they are not, or None for another module."""
+    already: Any = replacement_of(module)
+    if getattr(already, "takes_adapters", False):
+        return already
+    return recognised_whole_experts(module)
 
 
 def recognised_whole_experts(module: Module) -> Replacement | str | None:
@@ -180,7 +216,7 @@ class _SmallExperts:
 
     def _expected(self, experts: WholeExperts, own: Any, *call: Tensor) -> Tensor:
         tensors = [getattr(own, name, None) for name in (self.up[0], self.down[0], self.up[1], self.down[1])]
-        return ops.OPS["experts"].reference(*call, *tensors, *experts.activation, self.transposed)
+        return ops.OPS["experts"].reference(*call, *tensors, *experts.activation, self.transposed, *_NO_LORA)
 
     def has_dtype_of_weights(self) -> bool:
         """Return True where the result has the dtype of the routing weights."""
