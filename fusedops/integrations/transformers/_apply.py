@@ -31,6 +31,7 @@ from fusedops.integrations.transformers._loss.head import has_fused_loss, heads_
 from fusedops.integrations.transformers._loss.losses import loss_of, recognised_loss, replace_loss, restore_loss
 from fusedops.integrations.transformers._loss.trl import LOG_PROBS, replaced_forwards, restore_head, serve_head
 from fusedops.integrations.transformers._mixers.recognition import recognised_mixer
+from fusedops.integrations.transformers._modules.expert_adapters import recognised_adapter
 from fusedops.integrations.transformers._modules.experts import recognised_experts
 from fusedops.integrations.transformers._modules.gated_norms import recognised_gated_norm
 from fusedops.integrations.transformers._rotary.layouts import layouts_of
@@ -110,6 +111,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         "gated norm": recognised_gated_norm,
         "norm": recognised_norm,
         "gated MLP": recognised_gated,
+        "adapter of experts": lambda module: recognised_adapter(module) if "experts" in chosen else None,
         "experts": lambda module: recognised_experts(module, whole="experts" in chosen),
         "linear_attention": recognised_mixer,
         "rotary_embedding": lambda module: recognised_rotary(module, layouts),

@@ -22,13 +22,13 @@ from fusedops.errors import FusedOpsWarning, InvalidInputError
 from fusedops.integrations._applied import Applied, Row
 from fusedops.integrations._modules.linear import Dense
 from fusedops.integrations._replacement import own_class, replacement_of, restore
-from fusedops.integrations.transformers._modules.experts import WholeExperts
+from fusedops.integrations.transformers._modules.experts import WholeExperts, experts_of
 from fusedops.integrations.transformers._weights.packed_experts import (
     FORMATS_OF_EXPERTS,
     PackedExperts,
-    experts_of,
     pack_experts,
     reason_to_leave,
+    replace_adapters,
     unpack_experts,
 )
 from fusedops.nn import QuantizedEmbedding, QuantizedLinear
@@ -102,7 +102,8 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = (), e
         )
     patterns = tuple(skip)
     modules: dict[str, Any] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
-    mixtures = {name: found for name, each in modules.items() if (found := experts_of(each))} if of_experts else {}
+    mixtures: dict[str, Any] = {name: experts_of(each) for name, each in modules.items()} if of_experts else {}
+    mixtures = {name: each for name, each in mixtures.items() if isinstance(each, (WholeExperts, PackedExperts, str))}
     names = [name for name, each in modules.items() if name in mixtures or isinstance(each, (Linear, Embedding))]
     for pattern in patterns:
         if not matching(names, pattern):
@@ -167,6 +168,7 @@ def _pack_experts(
             if not reason:
                 pack_experts(modules[name], found, format)
         outcomes[kind, "" if reason else "quantized_experts", reason] += 1
+    replace_adapters(modules.values())
     return [Row(name, op, count, reason) for (name, op, reason), count in outcomes.items()]
 
 
@@ -176,6 +178,8 @@ def _reason_to_leave(name: str, layer: Linear | Embedding, format: str, patterns
         return ""
     if any(fnmatchcase(name, pattern) for pattern in patterns):
         return "skip has its name"
+    if any(part.startswith("lora_") for part in name.split(".")):
+        return "it is an adapter of PEFT"
     if _class_of(layer) not in _PACKED:
         return "its class has a forward of its own"
     if isinstance(layer, Embedding) and layer.max_norm is not None:
@@ -379,4 +383,5 @@ def unpack(model: Module) -> None:
             for name in ("format", "weight_dtype", "weight_state", "full_name"):
                 vars(layer).pop(name, None)
     unpack_experts(model.modules())
+    replace_adapters(model.modules())
     _declare(whole)

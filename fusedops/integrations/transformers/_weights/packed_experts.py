@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,12 @@ from torch.nn import Module, Parameter
 from fusedops import quantization
 from fusedops.integrations._replacement import Replacement, replacement_of, restore
 from fusedops.integrations._replacement import replace as replace_forward
-from fusedops.integrations.transformers._modules.experts import WholeExperts, recognised_whole_experts
+from fusedops.integrations.transformers._modules.expert_adapters import (
+    AdaptedExperts,
+    is_adapter,
+    recognised_adapter,
+)
+from fusedops.integrations.transformers._modules.experts import ADAPTERS, WholeExperts
 from fusedops.nn._quantized import KEYS
 from fusedops.quantization import FORMATS, Packed, block_of
 
@@ -40,6 +45,7 @@ class PackedExperts(Replacement):
     requires_grad: tuple[bool, bool]
     op: str = "quantized_experts"
     has_activation = True
+    takes_adapters = True
     stays = True
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +53,13 @@ class PackedExperts(Replacement):
         (up, up_bias), (down, down_bias) = self.whole.up, self.whole.down
         tensors: list[Any] = [packed_of(module, name, self.format) for name in (up, down)]
         tensors += [getattr(module, name, None) for name in (up_bias, down_bias)]
-        return replace(self.whole, transposed=False).on(*tensors, *args, *kwargs.values())
+        adapters = kwargs.pop(ADAPTERS, {})
+        return replace(self.whole, transposed=False).on(adapters, *tensors, *args, *kwargs.values())
+
+    @property
+    def weights(self) -> tuple[str, str]:
+        """Return the names of the weights as they were."""
+        return self.whole.weights
 
     def among(self, chosen: set[str]) -> Replacement | None:
         """Return the replacement itself: without it the weights have no use."""
@@ -78,15 +90,6 @@ def reason_to_leave(module: Module, experts: WholeExperts, format: str) -> str:
     return ""
 
 
-def experts_of(module: Module) -> WholeExperts | PackedExperts | str | None:
-    """Return the settings of experts, why they cannot be packed, or None for another module."""
-    already = replacement_of(module)
-    if isinstance(already, (WholeExperts, PackedExperts)):
-        return already
-    found = recognised_whole_experts(module)
-    return found if isinstance(found, (WholeExperts, str)) else None
-
-
 @torch.inference_mode(False)
 def pack_experts(module: Any, experts: WholeExperts, format: str) -> None:
     """Pack up, then down, and free the weights as they were."""
@@ -102,6 +105,20 @@ def pack_experts(module: Any, experts: WholeExperts, format: str) -> None:
             module.register_buffer(f"{name}_{KEYS[format]}_scales", packed.scales)
     needs = (settings[0][1], settings[1][1])
     replace_forward(module, PackedExperts(experts, applied, format, settings[0][0], needs))
+
+
+def replace_adapters(modules: Iterable[Module]) -> None:
+    """Let the wrappers of packed experts, which cannot add to a weight, give their factors to them; or no more."""
+    for module in modules:
+        if not is_adapter(module):
+            continue
+        own = replacement_of(cast("Any", module).get_base_layer())
+        if isinstance(own, PackedExperts) and isinstance(recognised_adapter(module), AdaptedExperts):
+            replace_forward(module, AdaptedExperts(stays=True))
+        elif isinstance(own, WholeExperts):
+            replace_forward(module, AdaptedExperts())
+        else:
+            restore(module)
 
 
 @torch.inference_mode(False)

@@ -1,0 +1,124 @@
+"""PEFT's adapters of the experts of mixtures (``target_parameters``), with weights as they are and with packed ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mixtures import IDS, experts_of, logits, made, rounded
+
+from fusedops.integrations.transformers import Row, apply, quantize
+
+pytestmark = [
+    pytest.mark.slow,  # its import takes most of the time
+    pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
+    pytest.mark.filterwarnings("ignore"),  # of peft and torch
+]
+WEIGHTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+def with_adapters(model: Any, weights: list[str], **options: Any) -> Any:
+    """Return a model with random adapters, the same ones for each model."""
+    import peft
+
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=4, target_modules=[], target_parameters=weights, init_lora_weights=False, **options)
+    return peft.get_peft_model(model, config)
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    return {name: each.grad for name, each in model.named_parameters() if each.requires_grad}
+
+
+def near(got: Any, want: Any) -> None:
+    for name, each in gradients(want).items():
+        torch.testing.assert_close(gradients(got)[name], each, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(logits(got), logits(want), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, WEIGHTS[1:]])
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "GptOss"])
+def test_results_and_gradients_are_those_of_peft(
+    name: str, weights: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, plain = (with_adapters(made(name), weights, rank_pattern={}) for _ in range(2))
+    applied = apply(own)
+    assert Row("ParamWrapper", "experts", 2 * len(weights)) in applied.rows
+    near(own, plain)
+    with own.disable_adapter(), plain.disable_adapter():
+        torch.testing.assert_close(logits(own), logits(plain), rtol=1e-4, atol=1e-4)
+    own.add_adapter("second", own.peft_config["default"])
+    plain.add_adapter("second", plain.peft_config["default"])
+    for each in (own, plain):
+        for key, value in each.named_parameters():
+            if "second" in key:
+                value.data.copy_(torch.sin(torch.arange(value.numel(), dtype=value.dtype)).view(value.shape))
+        each.base_model.set_adapter(["default", "second"])
+    near(own, plain)
+    with monkeypatch.context() as patched:  # the sum of weight and adapter is not built
+        patched.setattr(torch, "baddbmm", None)
+        own.base_model.set_adapter("default")
+        gradients(own)
+    applied.remove()
+    plain.base_model.set_adapter("default")
+    near(own, plain)
+
+
+@pytest.mark.parametrize("first", [apply, quantize])
+@pytest.mark.parametrize("name", ["Qwen3Moe", "GptOss"])
+def test_adapters_of_packed_experts(name: str, first: Any) -> None:
+    plain = with_adapters(rounded(made(name), "MXFP4"), WEIGHTS)
+    own = with_adapters(made(name), WEIGHTS)
+    changes = [lambda: apply(own), lambda: quantize(own, skip=["*_proj", "*lm_head", "*embed_tokens"], experts="MXFP4")]
+    done = [each() for each in (changes if first is apply else changes[::-1])]
+    near(own, plain)
+    optimizer = torch.optim.AdamW([each for each in own.parameters() if each.requires_grad], lr=1e-2)
+    losses: list[float] = []
+    for _ in range(3):
+        loss = own(input_ids=IDS, labels=IDS).loss
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step(), optimizer.zero_grad()
+    assert losses[0] > losses[1] > losses[2]
+    trained = logits(own)
+    applied, packed = done if first is apply else done[::-1]
+    applied.remove()  # which leaves packed experts, and so their wrappers
+    torch.testing.assert_close(logits(own), trained, rtol=1e-4, atol=1e-4)
+    packed.remove()
+    assert len(experts_of(own)) == 2
+    torch.testing.assert_close(logits(own), trained, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_a_step_on_packed_experts_takes_a_third_of_the_memory_of_experts_of_bfloat16() -> None:
+    program = """
+import re, torch, transformers, peft
+from fusedops.integrations.transformers import apply, quantize
+def most():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+config = transformers.Qwen3MoeConfig(
+    hidden_size=512, moe_intermediate_size=512, num_experts=32, num_hidden_layers=2, vocab_size=64, head_dim=64,
+    num_attention_heads=8, num_key_value_heads=2, num_experts_per_tok=2)
+model = transformers.Qwen3MoeForCausalLM(config).bfloat16()
+lora = peft.LoraConfig(r=2, target_modules=[], target_parameters=["experts.gate_up_proj", "experts.down_proj"])
+model = peft.get_peft_model(model, lora)
+experts = [each for each in model.modules() if type(each).__name__ == "Qwen3MoeExperts"]
+before = sum(each.gate_up_proj.nbytes + each.down_proj.nbytes for each in experts)
+apply(model), quantize(model, skip=["*_proj", "lm_head", "*embed_tokens", "*gate"], experts="MXFP4")
+after = sum(each.nbytes for one in experts for each in (*one.parameters(), *one.buffers()))
+ids = torch.arange(32)[None]
+model(input_ids=ids[:, :2], labels=ids[:, :2]).loss.backward()  # what is allocated once
+open("/proc/self/clear_refs", "w").write("5")
+start = most()
+model(input_ids=ids, labels=ids).loss.backward()
+print((most() - start + after) / before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 0.2 < float(done.stdout) <= 0.35
