@@ -5,7 +5,7 @@
 
 namespace fusedops::launch {
 
-constexpr int MOST_DIMS = 8, MOST_ARGUMENTS = 16;
+constexpr int MOST_DIMS = 8, MOST_ARGUMENTS = 24;
 constexpr int32_t CPU = 0;  // of c10::DeviceType
 
 // A tensor's metadata: type, dtype, layout, device, sizes and strides; or the value of another argument.

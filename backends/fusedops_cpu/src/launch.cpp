@@ -14,7 +14,7 @@ namespace fusedops::launch {
 namespace {
 
 constexpr const char* CAPSULE = "fusedops_cpu.launcher";
-constexpr int MOST_FIELDS = 64, MOST_RESULTS = 8, MOST_CALLS = 8;
+constexpr int MOST_FIELDS = 64, MOST_RESULTS = 12, MOST_CALLS = 8;
 
 union Field {
   void* pointer;
