@@ -12,7 +12,17 @@ from torch import Tensor
 from benchmarks import headline
 from fusedops import Case, Op, TensorSpec, testing
 from fusedops.testing._calls import moved_between, specs
-from fusedops.testing._roles import between, classes, masks, offsets, one_elements, packed_parts, packed_rows, slots
+from fusedops.testing._roles import (
+    between,
+    classes,
+    indices,
+    masks,
+    offsets,
+    one_elements,
+    packed_parts,
+    packed_rows,
+    slots,
+)
 
 SWEEPS = ("large", "cases", "headline", "length", "length-masked", "size")
 _SEED = 2**40 + 7
@@ -98,6 +108,10 @@ def _made(op: Op, call: Mapping[str, Any], name: str) -> Any:
     for each in slots(op):
         if each.name == name:
             return torch.randperm(prod(call[each.of].shape[:2]), device=spec.device)[: spec.shape[0]]
+    for each in indices(op):
+        if each.name == name:
+            of_row = torch.rand((*spec.shape[:-1], call[each.of].shape[each.dim]), device=spec.device)
+            return of_row.argsort(-1)[..., : spec.shape[-1]].to(spec.dtype)
     if spec.is_floating_point():
         numbers = torch.randn(spec.shape, dtype=spec.dtype, device=spec.device)
         bounds = [(each.low, each.high) for each in between(op) if each.name == name]

@@ -59,6 +59,7 @@ def _formulas(op: Callable[..., Any], rows: _Promise) -> tuple[Kernel, Kernel]:
 
 
 _PAGED, _STORE = "attention.paged_attention:paged_attention", "attention.store_kv:store_kv"
+_SELECT, _SPARSE = "attention.select_keys:select_keys", "attention.sparse_attention:sparse_attention"
 KERNELS = (
     *_both(ops.attention, "attention._attention:attention", "attention._attention:attention_backward", PRODUCTS),
     *_both(
@@ -74,6 +75,8 @@ KERNELS = (
         PRODUCTS,
     ),
     _both(ops.paged_attention, _PAGED, _PAGED, PRODUCTS)[0],
+    _both(ops.select_keys, _SELECT, _SELECT, PRODUCTS)[0],
+    *_both(ops.sparse_attention, _SPARSE, f"{_SPARSE}_backward", PRODUCTS),
     _both(ops.store_kv, _STORE, _STORE, True)[0],
     *_formulas(ops.bias_dropout, PLACE),
     *_formulas(ops.bias_dropout_add, PLACE),

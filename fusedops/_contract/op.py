@@ -60,6 +60,7 @@ class Op:
             that does not run.
         evidence: how kernels are checked, measured and described: an Evidence, or its "module:NAME", imported when it
             is first read.
+        of_other_ops: parameters of the function with which it calls another op: this op does not have them.
 
     Raises:
         ValueError: reference, backward or a constraint does not fit the function.
@@ -88,6 +89,7 @@ class Op:
         padding: Padding | None = None,
         sharding: Sharding | str = ROWS_ARE_INDEPENDENT,
         prepare_args: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
+        of_other_ops: tuple[str, ...] = (),
     ) -> None:
         self.name, self.function = function.__name__, function
         self.reference, self.has_gradient = signatures.spread(reference), backward is not None
@@ -120,7 +122,7 @@ class Op:
         self._output_dtype = output_dtype and signatures.spread(output_dtype)
         if padding is not None and (saved or not self.single):
             raise ValueError(f"op {self.name}: got padding, expected none with several outputs or saved values")
-        self.signature, self.types, defaults = signatures.op_signature(function, self.reference)
+        self.signature, self.types, defaults = signatures.op_signature(function, self.reference, of_other_ops)
         self.defaults = defaults
         self.parameters, self.float_indices = tuple(self.types), signatures.float_indices(self.types)
         self.tensors = tuple(name for name, text in self.types.items() if text.startswith("Tensor"))

@@ -86,9 +86,11 @@ def _annotated(function: Any) -> list[tuple[str, Any]]:
 
 
 def op_signature(
-    function: Callable[..., Any], reference: Callable[..., Any]
+    function: Callable[..., Any], reference: Callable[..., Any], of_other_ops: Collection[str] = ()
 ) -> tuple[inspect.Signature, dict[str, str], tuple[Any, ...]]:
     """Return the signature of a public function without ``backend``, and its parameters' types as text and defaults.
+
+    Those of other ops are left out.
 
     The types are the reference's: the public function may accept more, such as a number for a seed. A default is the
     reference's if it has one, else the public function's.
@@ -97,7 +99,7 @@ def op_signature(
         ValueError: the reference has other parameters.
     """
     signature = inspect.signature(function)
-    public = {name: p for name, p in signature.parameters.items() if name != "backend"}
+    public = {name: p for name, p in signature.parameters.items() if name not in ("backend", *of_other_ops)}
     parameters = inspect.signature(reference).parameters
     if list(parameters) != list(public):
         raise ValueError(

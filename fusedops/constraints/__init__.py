@@ -28,6 +28,7 @@ from fusedops._contract.constraint import listed as listed
 from fusedops._report.reason import Reason as Reason
 from fusedops._report.reason import ReasonCode as ReasonCode
 from fusedops.constraints.attention import Alignment as Alignment
+from fusedops.constraints.attention import IndicesOfKeys as IndicesOfKeys
 from fusedops.constraints.attention import ScoreMask as ScoreMask
 from fusedops.constraints.attention import Window as Window
 from fusedops.constraints.conditions import Capability as Capability
@@ -47,6 +48,7 @@ from fusedops.constraints.dtypes import Bytes as Bytes
 from fusedops.constraints.dtypes import Classes as Classes
 from fusedops.constraints.dtypes import DType as DType
 from fusedops.constraints.dtypes import Floating as Floating
+from fusedops.constraints.dtypes import Indices as Indices
 from fusedops.constraints.dtypes import Int8 as Int8
 from fusedops.constraints.dtypes import Integers as Integers
 from fusedops.constraints.dtypes import Lengths as Lengths

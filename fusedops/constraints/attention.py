@@ -9,7 +9,7 @@ from fusedops._contract.constraint import Arguments, Boundary, Constraint, const
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import Reason, ReasonCode
 from fusedops.constraints.relations import broadcasts, may_broadcast
-from fusedops.constraints.tensors import TensorConstraint, possible
+from fusedops.constraints.tensors import TensorConstraint, possible, resized
 from fusedops.constraints.values import Value
 
 ALIGNMENTS = ("upper_left", "lower_right")
@@ -72,6 +72,63 @@ class ScoreMask(TensorConstraint):
         return {f"{self.name} {kind}": mask.replace(shape=shape) for kind, shape in shapes.items()}
 
 
+class IndicesOfKeys(TensorConstraint):
+    """The indices have a row for each query, of one head or of each key head: (B, 1 or Nk, Sq, K).
+
+    >>> from fusedops.constraints import IndicesOfKeys
+    >>> IndicesOfKeys("indices", "q", "k").describe()
+    'indices: (B, Sq, K) or (B, 1 or Nk, Sq, K) of q and k'
+    """
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def __init__(self, name: str, q: str, k: str) -> None:
+        super().__init__(name)
+        self.q, self.k = Constraint(q).name, Constraint(k).name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.q, self.k)
+
+    def expression(self, constants: dict[str, object]) -> str:
+        shape, q = f"{self.name}.shape", f"{self.q}.shape"
+        heads = f"({shape}[1] == 1 or {shape}[1] == {self.k}.shape[1])"
+        return f"{self.name}.dim() == 4 and {shape}[0] == {q}[0] and {shape}[2] == {q}[2] and {heads}"
+
+    def accepts(self, indices: Any, q: Any, k: Any) -> bool:
+        if indices.dim() != 4 or q.dim() != 4 or k.dim() != 4:
+            return indices.dim() == 4
+        batch, heads, queries = indices.shape[:3]
+        of_heads = possible(heads == 1) or possible(heads == k.shape[1])
+        return of_heads and possible(batch == q.shape[0]) and possible(queries == q.shape[2])
+
+    def rule(self) -> str:
+        return f"(B, Sq, K) or (B, 1 or Nk, Sq, K) of {self.q} and {self.k}"
+
+    def needed(self, indices: Any, q: Any, k: Any) -> str:
+        if q.dim() != 4 or k.dim() != 4:
+            return self.rule()
+        return f"({q.shape[0]}, {q.shape[2]}, K) or ({q.shape[0]}, 1 or {k.shape[1]}, {q.shape[2]}, K)"
+
+    def fix_of(self, indices: Any, q: Any, k: Any) -> str:
+        return f"pass the keys of each query of {self.q}, -1 for none"
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        values = self.arguments(args)
+        if values is None or any(each.dim() != 4 for each in values[1:]) or values[0].dim() not in (3, 4):
+            return None
+        indices, q, k = values
+        heads = 1 if indices.dim() == 3 or indices.shape[1] == 1 else k.shape[1]
+        return indices.replace(shape=(q.shape[0], heads, q.shape[2], indices.shape[-1]))
+
+    def values(self, indices: TensorSpec, q: TensorSpec, k: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        if indices.dim() == q.dim() == k.dim() == 4:
+            b, n, s, count = q.shape[0], k.shape[1], q.shape[2], indices.shape[3]
+            sizes = ((b, 1, s, count), (b, n, s, count), (b, n, s, 1), (b, n + 1, s, count), (b, 1, s + 1, count))
+            yield from self.shaped(indices, (*dict.fromkeys(sizes), (b + 1, 1, s, count), (s, count)))
+
+
 class Alignment(Constraint):
     """The diagonal of a causal mask: "none", or one of ``alignments``, which are the same where Sq == Sk.
 
@@ -82,6 +139,7 @@ class Alignment(Constraint):
         q: the queries, (B, Nq, Sq, D).
         k: the keys, (B, Nk, Sk, D).
         alignments: the alignments accepted where Sq != Sk.
+        dim: the dim of both that Sq and Sk are the sizes of.
 
     >>> from fusedops.constraints import Alignment
     >>> Alignment("causal", "q", "k", "upper_left").describe()
@@ -91,8 +149,9 @@ class Alignment(Constraint):
     code = ReasonCode.SCALAR
     none_is_met = False
 
-    def __init__(self, name: str, q: str, k: str, *alignments: str) -> None:
+    def __init__(self, name: str, q: str, k: str, *alignments: str, dim: int = 2) -> None:
         super().__init__(name)
+        self.dim = dim
         if any(alignment not in ALIGNMENTS for alignment in alignments):
             raise ValueError(
                 f"Alignment({name!r}): got {alignments!r}, expected some of {ALIGNMENTS}; to fix: give these"
@@ -110,7 +169,7 @@ class Alignment(Constraint):
         test = f"{self.name} in {accepted}"
         if len(self.alignments) == len(ALIGNMENTS):
             return test
-        return f"{test} or ({self.name} in {known} and {self.q}.shape[2] == {self.k}.shape[2])"
+        return f"{test} or ({self.name} in {known} and {self.q}.shape[{self.dim}] == {self.k}.shape[{self.dim}])"
 
     def _accepts(self, value: Any, sq: Any, sk: Any) -> bool:
         if not isinstance(value, str) or value not in _CAUSAL:
@@ -119,9 +178,9 @@ class Alignment(Constraint):
 
     def reasons(self, args: Arguments) -> list[Reason]:
         value, q, k = (args[name] for name in self.names)
-        if q.dim() < 3 or k.dim() < 3:
+        if min(q.dim(), k.dim()) <= self.dim:
             return []
-        sq, sk = q.shape[2], k.shape[2]
+        sq, sk = q.shape[self.dim], k.shape[self.dim]
         if self._accepts(value, sq, sk):
             return []
         given = f"{self.name} = {shown(value)}"
@@ -150,17 +209,18 @@ class Alignment(Constraint):
 
     def boundaries(self, args: Arguments) -> Iterator[Boundary]:
         _, q, k = (args[name] for name in self.names)
-        for length in (q.shape[2], q.shape[2] + 1):  # a call with as many queries as keys shows no difference
-            changed = {**args, self.q: q.replace(shape=(*q.shape[:2], length, *q.shape[3:]))}
+        own = q.shape[self.dim]
+        for length in (own, own + 1):  # a call with as many queries as keys shows no difference
+            changed = {**args, self.q: resized(q, self.dim, length)}
             for value in (*_CAUSAL, "diagonal"):
                 label = f"{self.name} = {value!r}, {length} queries"
-                yield Boundary(label, {**changed, self.name: value}, self._accepts(value, length, k.shape[2]))
+                yield Boundary(label, {**changed, self.name: value}, self._accepts(value, length, k.shape[self.dim]))
 
     def examples(self, args: Arguments) -> Mapping[str, Any]:
         _, q, k = (args[name] for name in self.names)
-        if q.dim() < 3 or k.dim() < 3:
+        if min(q.dim(), k.dim()) <= self.dim:
             return {}
-        values = (value for value in _CAUSAL if self._accepts(value, q.shape[2], k.shape[2]))
+        values = (value for value in _CAUSAL if self._accepts(value, q.shape[self.dim], k.shape[self.dim]))
         return {f"{self.name} = {value!r}": value for value in values}
 
 

@@ -325,6 +325,29 @@ class Slots(_Strided):
         return f"pass the place of each token, page * size + offset, as in {self.name}.long()"
 
 
+class Indices(_Strided):
+    """A strided tensor of integers, the places of rows in a tensor, each at most once in a row, and -1 for none.
+
+    No constraint reads the numbers. The conformance kit makes places in any order.
+
+    Args:
+        name: the tensor argument.
+        of: the tensor that has the rows.
+        dim: the dim of the rows in that tensor.
+
+    >>> from fusedops.constraints import Indices
+    >>> Indices("indices", "k", 2).describe()
+    'indices: int32 or int64'
+    """
+
+    def __init__(self, name: str, of: str, dim: int) -> None:
+        super().__init__(name, torch.int32, torch.int64)
+        self.of, self.dim = of, dim
+
+    def fix_of(self, tensor: Any) -> str:
+        return f"pass the place of each row, as in {self.name}.long()"
+
+
 class LogSums(_Strided):
     """A strided tensor of float32 or float64, each the logarithm of a sum of exponentials: -inf for an empty sum.
 

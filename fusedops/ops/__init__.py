@@ -8,6 +8,8 @@ from fusedops._policy.context import drop_plans
 from fusedops.ops.attention.attention import attention as attention
 from fusedops.ops.attention.merge_attention import merge_attention as merge_attention
 from fusedops.ops.attention.paged_attention import paged_attention as paged_attention
+from fusedops.ops.attention.select_keys import select_keys as select_keys
+from fusedops.ops.attention.sparse_attention import sparse_attention as sparse_attention
 from fusedops.ops.attention.store_kv import store_kv as store_kv
 from fusedops.ops.attention.varlen_attention import varlen_attention as varlen_attention
 from fusedops.ops.bias.bias_dropout import bias_dropout as bias_dropout
@@ -72,6 +74,8 @@ __all__ = [
     "rotary_embedding",
     "sample",
     "scaled_masked_softmax",
+    "select_keys",
+    "sparse_attention",
     "store_kv",
     "swiglu",
     "top_k_routing",

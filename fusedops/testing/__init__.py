@@ -12,6 +12,7 @@ from fusedops._contract.evidence import Case as Case
 from fusedops.ops import OPS as OPS
 from fusedops.philox import keep_mask as keep_mask
 from fusedops.testing._calls import arguments as arguments
+from fusedops.testing._calls import random_indices as random_indices
 from fusedops.testing._calls import shrunk as shrunk
 from fusedops.testing._checks import Check as Check
 from fusedops.testing._checks import Result as Result

@@ -20,6 +20,7 @@ from fusedops.testing._roles import (
     between,
     classes,
     dtype_of,
+    indices,
     lengths,
     masks,
     offsets,
@@ -140,6 +141,12 @@ def tensors(op: Op, call: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
             real[constraint.name] = random_slots(spec.shape, prod(call[constraint.of].shape[:2]), generator).to(
                 spec.device
             )
+    for constraint in indices(op):
+        spec = call.get(constraint.name)
+        if isinstance(spec, TensorSpec):
+            available = (*call[constraint.of].shape[constraint.dim :], 0)[0]
+            chosen = random_indices(spec.shape, available, generator)
+            real[constraint.name] = chosen.to(spec.dtype).to(spec.device)
     for constraint in between(op):
         if isinstance(call.get(constraint.name), TensorSpec):
             real[constraint.name] = moved_between(real[constraint.name], constraint.low, constraint.high)
@@ -198,6 +205,22 @@ def random_slots(shape: tuple[int, ...], available: int, generator: torch.Genera
     found[: len(each)] = each
     found[2::5] = -1
     return found.view(shape)
+
+
+def random_indices(shape: tuple[int, ...], available: int, generator: torch.Generator) -> Tensor:
+    """Return places of rows in random order, each once in the last dim; -1 for every fifth, and where all are used.
+
+    >>> import torch
+    >>> from fusedops.testing._calls import random_indices
+    >>> random_indices((2, 3), 4, torch.Generator().manual_seed(0))
+    tensor([[ 2,  3, -1],
+            [ 0,  2,  1]])
+    """
+    size = shape[-1] if shape else 0
+    order = torch.rand((*shape[:-1], max(available, size)), generator=generator).argsort(-1)
+    found = order[..., :size].masked_fill(order[..., :size] >= available, -1).reshape(shape)
+    found.view(-1)[2::5] = -1
+    return found
 
 
 def moved_between(numbers: Tensor, low: float | None, high: float) -> Tensor:

@@ -98,7 +98,7 @@ def _check_choice_of_other_rows(subject: Subject, base: Call) -> None:
     real = tensors(subject.op, base)
     without = subject.forward(tuple(real.values()))
     x = real[first].cpu()
-    x.view(-1, x.shape[-1])[1::2, ::3] = _NAN
+    x.view(without[-1].shape[:-1].numel(), -1)[1::2, ::3] = _NAN
     real[first] = x.to(subject.device)
     for name, got, wanted in zip(subject.op.outputs, subject.forward(tuple(real.values())), without):
         between, before = (y.cpu().reshape(-1, y.shape[-1])[::2] for y in (got, wanted))

@@ -16,6 +16,7 @@ from fusedops.constraints import (
     DType,
     Finite,
     Flag,
+    Indices,
     Int8,
     Lengths,
     LogSums,
@@ -83,6 +84,12 @@ def lengths(op: Op) -> tuple[Lengths, ...]:
 def slots(op: Op) -> tuple[Slots, ...]:
     """Return the constraints on arguments that hold the places of tokens in pages."""
     return tuple(c for c in _constraints(op) if isinstance(c, Slots))
+
+
+@_cached
+def indices(op: Op) -> tuple[Indices, ...]:
+    """Return the constraints on arguments that hold places of rows, each at most once in a row."""
+    return tuple(c for c in _constraints(op) if isinstance(c, Indices))
 
 
 @_cached

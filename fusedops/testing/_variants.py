@@ -5,7 +5,7 @@ They are made from the op's cases and constraints: an op or a constraint of a pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from fusedops.testing._contents import contents_of, tiny
 from fusedops.testing._kernel_calls import KernelCalls
 from fusedops.testing._layouts import Form, layouts
 from fusedops.testing._pairwise import each_option, pairwise
+from fusedops.testing._roles import indices
 
 GRADIENTS = "the gradient of the output"
 _SCALE = 2  # a call of large sizes has at most so many times the elements that the kit is run with
@@ -179,7 +180,7 @@ def _rounded(subject: KernelCalls, call: Call) -> bool:
 
 def _axes(subject: KernelCalls, base: Call, direction: Direction) -> Iterator[_Axis]:
     op = subject.op
-    first = op.parameters[0]
+    first, distinct = op.parameters[0], [each.name for each in indices(op)]
     yield _rank_axis(op, base)
     yield _size_axis(op, base)
     for name in op.parameters:
@@ -193,7 +194,7 @@ def _axes(subject: KernelCalls, base: Call, direction: Direction) -> Iterator[_A
         yield _Axis((f"{name} = {_TINY:g}",), partial(_with_tiny, name))
     for name, spec in base.items():
         if isinstance(spec, TensorSpec):
-            yield _layout_axis(name, spec)
+            yield _layout_axis(name, spec, {"repeated"} if name in distinct else ())
             fills = contents_of(op, name, spec, direction)
             if fills:
                 yield _fill_axis(name, fills)
@@ -285,8 +286,8 @@ def _is_one_of(value: Any, numbers: Sequence[int]) -> bool:
     return type(value) in (int, float) and value in numbers
 
 
-def _layout_axis(name: str, spec: TensorSpec) -> _Axis:
-    labels = {f"{name} {form}": form for form in layouts(spec)}
+def _layout_axis(name: str, spec: TensorSpec, without: Collection[str] = ()) -> _Axis:
+    labels = {f"{name} {form}": form for form in layouts(spec) if form not in without}
 
     def change(variant: Variant, label: str) -> Variant | None:
         current = variant.call.get(name, next(iter(variant.call.values())))

@@ -21,7 +21,7 @@ from fusedops.quantization import FORMATS, SCALED
 from fusedops.testing import OPS
 from fusedops.testing._calls import followed, shrunk, specs
 from fusedops.testing._kernel_calls import KernelCalls
-from fusedops.testing._roles import classes, masks, offsets, one_elements, packed_parts, packed_rows, slots
+from fusedops.testing._roles import classes, indices, masks, offsets, one_elements, packed_parts, packed_rows, slots
 from tests.fuzz.call import EXTREMES, LAYOUTS, OF_INTEGERS, Call, Made
 from tests.fuzz.machine import Target
 from tests.fuzz.situations import SITUATIONS
@@ -302,6 +302,10 @@ class _Generator:
                 cache = call[item.of].shape if isinstance(call[item.of], TensorSpec) else ()
                 every = f"torch.randperm({math.prod(cache[:2])}, {{generator}})"
                 values = f"torch.cat((torch.full({{shape}}, -1), {every}))[-{shape[0]}:]" if shape[0] else values
+        for item in indices(op):
+            if item.name == name:
+                rows = (*call[item.of].shape[item.dim :], 0)[0]
+                values = f"fusedops.testing.random_indices({{shape}}, {rows}, {{generator}})"
         for item in packed_rows(op):
             if item.name == name and call[item.format] in (*FORMATS, *SCALED) and shape:
                 values = f"fusedops.testing.random_packed({{shape}}, {call[item.format]!r}, {{generator}})"

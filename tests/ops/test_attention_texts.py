@@ -87,4 +87,23 @@ with torch.inference_mode():
 pin("a cache that was made in inference mode", stored(k_cache=MADE_THERE), INVALID)
 pin("a slot of another dtype", lambda: fusedops.store_kv(Q[0], Q[0], Q, Q, torch.ones(4)), INVALID)
 
+
+def sparse(indices: Any, **options: Any) -> Callable[[], Any]:
+    return call(indices=torch.tensor(indices), backend="eager", **options)
+
+
+pin("indices of one head for two queries", sparse([[[[0, 1]] * 2]]), INVALID)
+pin("an index beyond the keys", sparse([[[0, 5]] * 3]), INVALID)
+pin("a key that is chosen twice", sparse([[[0, 2, 0]] * 3]), INVALID)
+pin("indices that are no integers", call(indices=torch.ones(1, 3, 2)), INVALID)
+
+
+def selected(count: Any = 2, k: Any = K[:, 0], **options: Any) -> Callable[[], Any]:
+    return lambda: fusedops.select_keys(Q[:, :, :2], k, torch.ones(1, 4, 2), count, **options)
+
+
+pin("no keys to choose", selected(0), INVALID)
+pin("keys of each head of an indexer", selected(k=K), INVALID)
+pin("a mask of other keys", selected(mask=torch.ones(4, 4) > 0), INVALID)
+
 test_a_text, test_no_text_is_left_over = TABLE.tests()

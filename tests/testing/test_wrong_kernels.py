@@ -27,6 +27,7 @@ import wrong_rows_kernels  # noqa: F401
 import wrong_sample_kernels  # noqa: F401
 import wrong_situation_kernels  # noqa: F401
 import wrong_size_kernels  # noqa: F401
+import wrong_sparse_kernels  # noqa: F401
 import wrong_state_kernels  # noqa: F401
 import wrong_storage_kernels  # noqa: F401
 import wrong_store_kernels  # noqa: F401

@@ -65,14 +65,14 @@ def _forward(
     causal: str,
     window: _Window,
 ) -> _Results:
-    q, k, v = _rows(q), _rows(k), _rows(v)
-    out = torch.empty_like(q) if v.shape[3] == q.shape[3] else _empty(q, v.shape[3])
+    q, k, v = rows_of(q), rows_of(k), rows_of(v)
+    out = empty_of(q, v.shape[3])
     lse = q.new_empty(*q.shape[:3], dtype=torch.float32)  # of a torch.Size it takes 1 us longer
     if not v.shape[2]:
         return out.zero_(), lse.fill_(-torch.inf)
     if not lse.numel():
         return out, lse
-    sizes = _sizes(q, k, v, mask, out, scale, causal, window)
+    sizes = sizes_of(q, k, v, mask, out, scale, causal, window)
     return LibraryCall(function, (q, k, v, mask, out, lse, *sizes), (out, lse))
 
 
@@ -111,13 +111,13 @@ def _backward(
     needs: tuple[bool, ...],
     of_few: bool,
 ) -> LibraryCall | tuple[Tensor | None, ...]:
-    q, k, v, grad_out = _rows(q), _rows(k), _rows(v), _rows(grad_out)
+    q, k, v, grad_out = rows_of(q), rows_of(k), rows_of(v), rows_of(grad_out)
     gradients = [torch.empty_like(tensor) if need else None for tensor, need in zip((q, k, v), needs)]
     if not (lse.numel() and v.shape[2]):
         return tuple(gradient if gradient is None else gradient.zero_() for gradient in gradients)
-    sizes = _sizes(q, k, v, mask, grad_out, scale, causal, window)
+    sizes = sizes_of(q, k, v, mask, grad_out, scale, causal, window)
     strides = [(0, 0, 0) if gradient is None else gradient.stride()[:3] for gradient in gradients]
-    out, of_lse = _rows(out), None if grad_lse is None else dense(grad_lse)
+    out, of_lse = rows_of(out), None if grad_lse is None else dense(grad_lse)
     tensors = (q, k, v, mask, grad_out, out, of_lse, dense(lse), *gradients)
     # 16 bits round more than lse does, up to 1e3
     of_few &= q.dtype is torch.float32
@@ -125,7 +125,7 @@ def _backward(
     return LibraryCall(library().attention_backward, fields, tuple(gradients))
 
 
-def _sizes(
+def sizes_of(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -148,12 +148,14 @@ def _sizes(
     )
 
 
-def _empty(q: Tensor, size: int) -> Tensor:
+def empty_of(q: Tensor, size: int) -> Tensor:
     """Return an empty out, its dims in memory in the order of q's where it is not wider."""
+    if size == q.shape[3]:
+        return torch.empty_like(q)
     return torch.empty_like(q[..., :size]) if size < q.shape[3] else q.new_empty((*q.shape[:3], size))
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def rows_of(tensor: Tensor) -> Tensor:
     """Return a tensor whose last dim is contiguous, and whose memory holds its values."""
     if tensor.is_neg():
         tensor = tensor.resolve_neg()

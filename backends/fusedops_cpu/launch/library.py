@@ -119,6 +119,11 @@ def failure(status: int) -> Exception:
             "fusedops_cpu: got a slot that is none of the cache, expected -1, or from 0 to pages * size - 1; to fix: "
             "pass page * size + offset of each token"
         )
+    if status == 6:
+        return InvalidInputError(
+            "fusedops_cpu: got an index of indices that is no key, expected -1, or from 0 to Sk - 1; to fix: pass the "
+            "indices of keys, as fusedops.select_keys returns them"
+        )
     return InvalidInputError(
         "fusedops_cpu: got a tensor without memory, or shapes that do not fit each other, expected tensors with memory "
         "and the shapes of one call; to fix: pass tensors whose storage was not freed"

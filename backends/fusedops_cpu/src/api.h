@@ -92,6 +92,44 @@ struct AttentionBackward {
   int64_t of_few;  // 1: lse is from fusedops_attention_forward, whose scores are not those of backward to the last bit
 };
 
+// The keys that each query may see: (batch, 1 or key_heads, queries, count), each once, in any order; -1: none.
+struct ChosenKeys {
+  const void* indices;
+  int64_t bytes, count, batch, head, query, key;  // bytes: 4 of int32, 8 of int64; elements from one to the next
+};
+
+struct SparseAttention {
+  const void *q, *k, *v;
+  const uint8_t* mask;  // non-zero = masked out; null: none
+  void* out;            // (batch, heads, queries, value_size)
+  float* lse;           // (batch, heads, queries)
+  ChosenKeys chosen;
+  AttentionSizes sizes;
+};
+
+struct SparseAttentionBackward {
+  const void *q, *k, *v;
+  const uint8_t* mask;
+  const void* grad;       // of out, by the strides of out in sizes
+  const float* grad_lse;  // (batch, heads, queries); null: 0
+  void *dq, *dk, *dv;     // null: not wanted
+  ChosenKeys chosen;
+  AttentionSizes sizes;
+  int64_t dq_batch, dq_head, dq_position, dk_batch, dk_head, dk_position, dv_batch, dv_head, dv_position;
+};
+
+// The `count` keys of each query with the largest sums over heads of weight * relu(scale * q k^T): by rising index, -1
+// after the last. Of equal sums those of the lowest indices; NaN is larger than any number. Query i sees the keys up to
+// i + high that the mask does not hide.
+struct SelectKeys {
+  const void *q, *k, *weights;  // (batch, queries, heads, size), (batch, keys, size), (batch, queries, heads)
+  const uint8_t* mask;          // (batch, queries, keys), non-zero = not seen; null: none
+  int32_t* index;               // (batch, queries, count)
+  int64_t dtype, weights_dtype, batch, queries, heads, keys, size, count;
+  int64_t q_batch, q_query, q_head, k_batch, k_key, mask_batch, mask_query, mask_key, high;
+  double scale;
+};
+
 struct GeluForward {
   const void *x, *bias;  // bias: (columns), or null
   void* y;
@@ -540,6 +578,9 @@ FUSEDOPS_EXPORT int fusedops_attention_tiles(const fusedops::AttentionForward* c
 FUSEDOPS_EXPORT int fusedops_paged_attention(const fusedops::PagedAttention* call);
 FUSEDOPS_EXPORT int fusedops_store_kv(const fusedops::StoreKv* call);
 FUSEDOPS_EXPORT int fusedops_attention_backward(const fusedops::AttentionBackward* call);
+FUSEDOPS_EXPORT int fusedops_sparse_attention(const fusedops::SparseAttention* call);
+FUSEDOPS_EXPORT int fusedops_sparse_attention_backward(const fusedops::SparseAttentionBackward* call);
+FUSEDOPS_EXPORT int fusedops_select_keys(const fusedops::SelectKeys* call);
 FUSEDOPS_EXPORT int fusedops_merge_forward(const fusedops::MergeForward* call);
 FUSEDOPS_EXPORT int fusedops_merge_backward(const fusedops::MergeBackward* call);
 FUSEDOPS_EXPORT int fusedops_gelu_forward(const fusedops::GeluForward* call);

@@ -9,7 +9,15 @@
 
 namespace fusedops {
 
-enum Status : int { OK = 0, OUT_OF_MEMORY = 1, INVALID = 2, TARGET_OUTSIDE = 3, NO_SUCH_PAGE = 4, NO_SUCH_SLOT = 5 };
+enum Status : int {
+  OK = 0,
+  OUT_OF_MEMORY = 1,
+  INVALID = 2,
+  TARGET_OUTSIDE = 3,
+  NO_SUCH_PAGE = 4,
+  NO_SUCH_SLOT = 5,
+  NO_SUCH_KEY = 6
+};
 
 // torch_parallel_for and torch_get_num_threads of libtorch_cpu (torch >= 2.10); null: one thread.
 typedef void (*ParallelBody)(int64_t begin, int64_t end, void* context);

@@ -127,9 +127,9 @@ def attention_backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
         return attention_gradients(a)
 
 
-def attention_forward(a: AttentionArgs) -> tuple[Tensor, Tensor]:
-    """Compute out and lse."""
-    call, (q, k, v, *_) = Call(a), a
+def attention_forward(a: AttentionArgs, call: Call | None = None) -> tuple[Tensor, Tensor]:
+    """Compute out and lse. ``call``: where its chunks hide more than those of the arguments."""
+    call, (q, k, v, *_) = call or Call(a), a
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty(q.shape[:3], dtype=call.dtype)
     if not call.sk:
@@ -159,9 +159,11 @@ def attention_forward(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def attention_gradients(a: AttentionGradArgs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients of q, k and v from out and lse."""
-    call, q, k, v, out, lse = Call(a), a.q, a.k, a.v, a.out, a.lse
+def attention_gradients(
+    a: AttentionGradArgs, call: Call | None = None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Compute the gradients of q, k and v from out and lse. ``call``: as of :func:`attention_forward`."""
+    call, q, k, v, out, lse = call or Call(a), a.q, a.k, a.v, a.out, a.lse
     dq, dk, dv = (
         torch.zeros_like(each, memory_format=torch.contiguous_format) if need else None
         for each, need in zip((q, k, v), a.needs)

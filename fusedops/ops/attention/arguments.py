@@ -1,13 +1,18 @@
 """Arguments and results of attention: defaults made explicit, empty results, the bounds of packed sequences."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from fusedops._contract.constraint import is_tensor
+from fusedops._contract.constraint import Arguments, is_tensor
+from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._report.reason import ReasonCode
 from fusedops._storages import freed_error, is_freed
-from fusedops.constraints import Offsets
+from fusedops.constraints import Beside, Offsets, TensorConstraint, Value, broadcasts, constant
+from fusedops.constraints.relations import may_broadcast
+from fusedops.constraints.tensors import possible
 from fusedops.dtypes import compute_dtype
 from fusedops.errors import InvalidInputError
 from fusedops.tensor_cache import cached_for
@@ -29,6 +34,22 @@ def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
     else:
         return args  # a constraint refuses any other value
     return (*args[:5], text, *args[6:])
+
+
+def for_heads(indices: Any) -> Any:
+    """Return indices of keys with a dim of heads, (B, 1, Sq, K), where they have none."""
+    if not is_tensor(indices) or indices.is_nested or indices.layout is not torch.strided or indices.dim() != 3:
+        return indices
+    if isinstance(indices, TensorSpec):
+        return indices.replace(shape=(indices.shape[0], 1, *indices.shape[1:]))
+    return indices[:, None]
+
+
+def have_one_length(q: Any, k: Any) -> bool:
+    """Return True where q (B, S, H, D) and k (B, T, D) have as many queries as keys."""
+    if not (is_tensor(q) and is_tensor(k)) or q.is_nested or k.is_nested or q.dim() != 4 or k.dim() != 3:
+        return False
+    return bool(q.shape[1] == k.shape[1])
 
 
 def wanted(results: Any, return_lse: bool) -> Any:
@@ -409,6 +430,181 @@ def lse_of_flash(out: Tensor, lse: Tensor) -> Tensor:
     """
     lse = lse.transpose(0, 1).nan_to_num(torch.nan, torch.nan, torch.nan)
     return lse.masked_fill_(lse.isnan() & (out[..., 0] == 0), -torch.inf).contiguous()
+
+
+class KeyCount(Value):
+    """A number of keys to choose: from 1 to that of the indices of int32."""
+
+    none_is_met = False
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return f"type({self.name}) is int and 0 < {self.name} < {2**31}"
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, torch.SymInt) or (type(value) is int and 0 < value < 2**31)
+
+    def rule(self) -> str:
+        return "an integer from 1 to 2147483647"
+
+    def values(self) -> Iterator[Any]:
+        yield from (1, 7, 130, 0, -1, 2**31, 1.0, True, None)
+
+
+class SharedKeys(Beside):
+    """The tensor has keys for all heads of the queries (B, S, H, D): (B, T, D)."""
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def expression(self, constants: dict[str, object]) -> str:
+        shape, q = f"{self.name}.shape", f"{self.other}.shape"
+        return f"{self.name}.dim() == 3 and {shape}[0] == {q}[0] and {shape}[2] == {q}[3]"
+
+    def accepts(self, tensor: Any, other: Any) -> bool:
+        if tensor.dim() != 3 or other.dim() != 4:
+            return tensor.dim() == 3
+        return possible(tensor.shape[0] == other.shape[0]) and possible(tensor.shape[2] == other.shape[3])
+
+    def rule(self) -> str:
+        return f"(B, T, D) of {self.other} (B, S, H, D)"
+
+    def needed(self, tensor: Any, other: Any) -> str:
+        return f"({other.shape[0]}, T, {other.shape[3]})" if other.dim() == 4 else self.rule()
+
+    def fix_of(self, tensor: Any, other: Any) -> str:
+        return f"pass one key for all heads of {self.other}, as in {self.name}.squeeze(1) of a dim of heads"
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        values = self.arguments(args)
+        if values is None or values[0].dim() != 3 or values[1].dim() != 4:
+            return None
+        return values[0].replace(shape=(values[1].shape[0], values[0].shape[1], values[1].shape[3]))
+
+    def values(self, tensor: TensorSpec, other: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        if other.dim() == 4:
+            b, d = other.shape[0], other.shape[3]
+            yield from self.shaped(tensor, [(b, 5, d), (b, 5, d + 1), (b + 1, 5, d), (b, 1, 5, d), (5, d)])
+
+
+class VisibleKeys(TensorConstraint):
+    """The mask broadcasts to (B, S, T), the scores of q (B, S, H, D) and k (B, T, D)."""
+
+    code = ReasonCode.SIZE
+    reads_shapes = True
+
+    def __init__(self, name: str, q: str, k: str) -> None:
+        super().__init__(name)
+        self.q, self.k = q, k
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.q, self.k)
+
+    def expression(self, constants: dict[str, object]) -> str:
+        fits = constant(constants, broadcasts)
+        return f"{fits}({self.name}.shape, (*{self.q}.shape[:2], {self.k}.shape[1]))"
+
+    def accepts(self, mask: Any, q: Any, k: Any) -> bool:
+        return q.dim() != 4 or k.dim() != 3 or may_broadcast(mask.shape, (*q.shape[:2], k.shape[1]))
+
+    def rule(self) -> str:
+        return f"broadcasts to the queries of {self.q} and the keys of {self.k}"
+
+    def needed(self, mask: Any, q: Any, k: Any) -> str:
+        return f"a shape that broadcasts to {(*q.shape[:2], k.shape[1])}"
+
+    def fix_of(self, mask: Any, q: Any, k: Any) -> str:
+        return "give each dim the size of (B, S, T), or 1"
+
+    def follow(self, args: Arguments) -> TensorSpec | None:
+        values = self.arguments(args)
+        if values is None or values[1].dim() != 4 or values[2].dim() != 3 or values[0].dim() > 3:
+            return None
+        sizes = (*values[1].shape[:2], values[2].shape[1])[3 - values[0].dim() :]
+        return values[0].replace(shape=tuple(1 if own == 1 else size for own, size in zip(values[0].shape, sizes)))
+
+    def values(self, mask: TensorSpec, q: TensorSpec, k: TensorSpec) -> Iterator[tuple[str, TensorSpec]]:
+        if q.dim() == 4 and k.dim() == 3:
+            yield from self.examples({self.name: mask, self.q: q, self.k: k}).items()
+            (b, s), t = q.shape[:2], k.shape[1]
+            yield from self.shaped(mask, ((2, b, s, t), (s, t + 1), (s + 2, t)))
+
+    def examples(self, args: Arguments) -> Mapping[str, Any]:
+        mask, q, k = (args[name] for name in self.names)
+        if mask is None or q.dim() != 4 or k.dim() != 3:
+            return {}
+        (b, s), t = q.shape[:2], k.shape[1]
+        shapes = {"of each score": (b, s, t), "of queries and keys": (s, t), "of a padded batch": (b, 1, t)}
+        return {f"{self.name} {kind}": mask.replace(shape=shape) for kind, shape in shapes.items()}
+
+
+class SelectKeysArgs(NamedTuple):
+    """The arguments of select_keys."""
+
+    q: Tensor
+    k: Tensor
+    weights: Tensor
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    scale: float = 1.0
+    causal: str = "none"
+    mask: Tensor | None = None
+
+
+def check_indices(indices: Tensor, keys: int, once: bool) -> None:
+    """Raise an InvalidInputError where an index on a CPU is no key, or with ``once`` where a key is there twice.
+
+    >>> import torch
+    >>> from fusedops.ops.attention.arguments import check_indices
+    >>> check_indices(torch.tensor([[3, -1, 0]]), 4, once=True)
+    """
+    if not indices.is_cpu or not indices.numel():
+        return
+    low, high = (int(each) for each in indices.aminmax())
+    if low < -1 or high >= keys:
+        raise InvalidInputError(
+            f"sparse_attention: got indices from {low} to {high}, expected -1, or from 0 to {keys - 1}, the keys of k; "
+            f"to fix: pass the indices of keys, as fusedops.select_keys returns them"
+        )
+    ordered = indices.sort(-1).values
+    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    if once and bool(twice.any()):
+        raise InvalidInputError(
+            f"sparse_attention: got key {int(ordered[..., 1:][twice][0])} twice in a row of indices, expected each key "
+            f"once; to fix: pass -1 in its other places"
+        )
+
+
+class SparseAttentionArgs(NamedTuple):
+    """The arguments of sparse_attention."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    indices: Tensor
+    mask: Tensor | None = None
+    scale: float | None = None
+    causal: str = "none"
+    window: tuple[int, int] | None = None
+    return_lse: bool = False
+
+
+class SparseAttentionGradArgs(NamedTuple):
+    """The arguments of the backward of sparse_attention."""
+
+    grad_out: Tensor
+    grad_lse: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    indices: Tensor
+    mask: Tensor | None
+    out: Tensor
+    lse: Tensor
+    scale: float | None
+    causal: str
+    window: tuple[int, int] | None
+    return_lse: bool
+    needs: tuple[bool, ...]
 
 
 class AttentionArgs(NamedTuple):

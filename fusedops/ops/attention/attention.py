@@ -25,7 +25,8 @@ from fusedops.constraints import (
 )
 from fusedops.dtypes import no_autocast
 from fusedops.ops.attention import arguments, formulas
-from fusedops.ops.attention.arguments import AttentionArgs, AttentionGradArgs
+from fusedops.ops.attention.arguments import AttentionArgs
+from fusedops.ops.attention.sparse_attention import sparse_attention
 
 
 def attention(
@@ -38,6 +39,7 @@ def attention(
     causal: bool | str = False,
     window: tuple[int, int] | None = None,
     return_lse: bool = False,
+    indices: Tensor | None = None,
     backend: str | None = None,
 ) -> Any:
     """Compute ``softmax(where(masked, -inf, scale * q @ k.mT)) @ v`` for each head.
@@ -57,6 +59,8 @@ def attention(
         window: ``(left, right)``: a query sees the keys from ``left`` before its diagonal to ``right`` after it, itself
             included. ``causal`` sets the diagonal; with False it is at the lower right. None: no window.
         return_lse: also return the logarithm of the sum of exponentials of each row's scores.
+        indices: (B, Sq, K) or (B, 1 or Nk, Sq, K), int32 or int64: each query sees these keys alone, -1 is none; the
+            call is one of :func:`fusedops.sparse_attention`. None: all keys.
         backend: a policy for this call alone, such as "sdpa" or "npu,eager". None: the policy in effect.
 
     Returns:
@@ -76,6 +80,10 @@ def attention(
     >>> fusedops.attention(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), v, causal=True).flatten()
     tensor([1., 2.])
     """
+    if indices is not None:
+        return sparse_attention(
+            q, k, v, indices, mask, scale, causal=causal, window=window, return_lse=return_lse, backend=backend
+        )
     args = q, k, v, mask, scale, "none" if causal is False else causal, window, return_lse
     return arguments.wanted(call(OP, args if causal is False else arguments.prepare_args(args), backend), return_lse)
 
@@ -87,17 +95,9 @@ def reference(a: AttentionArgs) -> tuple[Tensor, Tensor]:
     return out, lse if a.return_lse else lse.detach()
 
 
-def backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of q, k and v. From the inputs alone, so that it has the right derivative itself."""
-    lse_grad = a.grad_lse if a.return_lse else None
-    with no_autocast(a.q.device.type):
-        s = formulas.scores(a.q, a.k, a.mask, a.scale, a.causal, a.window)
-        computed = formulas.gradients(a.grad_out, lse_grad, a.v, s, formulas.scale_of(a.q, a.scale), a.k.shape[1])
-    return tuple(each.to(a.q.dtype) if need else None for each, need in zip(computed, a.needs))
-
-
 OP = Op(
     attention,
+    of_other_ops=("indices",),
     constraints=[
         Floating("q"),
         Floating("k"),
@@ -121,7 +121,7 @@ OP = Op(
         Flag("return_lse"),
     ],
     reference=reference,
-    backward=backward,
+    backward=formulas.backward,
     differentiable=("q", "k", "v"),
     outputs=(Output("out", permuted=True), "lse"),
     empty=arguments.empty,

@@ -9,22 +9,30 @@ product, as fused kernels do.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from fusedops._contract.evidence import finite_size
 from fusedops.dtypes import STORAGE, arithmetic, compute_dtype, is_narrow
 from fusedops.ops.attention import formulas
 from fusedops.ops.attention.arguments import (
     AttentionArgs,
     AttentionGradArgs,
     PagedAttentionArgs,
+    SelectKeysArgs,
+    SparseAttentionArgs,
+    SparseAttentionGradArgs,
     VarlenAttentionArgs,
     VarlenAttentionGradArgs,
 )
 from fusedops.ops.attention.merge_attention import MergeInputs, merge_inputs
 from fusedops.ops.attention.paged_attention import dense
+from fusedops.ops.attention.select_keys import hidden_of
+from fusedops.ops.attention.sparse_attention import dense as dense_of_chosen
+from fusedops.ops.attention.sparse_attention import dense_gradients
 
 # of a score, in proportion to |q| @ |k|: float32 sums of up to 512 products in any order, and of more as much more
 _ARITHMETIC, _PRODUCTS = 2e-6, 512
@@ -258,6 +266,16 @@ def paged_error_bound(absolute: float, a: PagedAttentionArgs) -> tuple[Tensor, T
     return packed_error_bound(absolute, dense(a))
 
 
+def sparse_error_bound(absolute: float, a: SparseAttentionArgs) -> tuple[Tensor, Tensor]:
+    """Return the changes of out and lse, of attention in which the other keys are masked."""
+    return error_bound(absolute, dense_of_chosen(a))
+
+
+def sparse_gradient_error_bound(absolute: float, a: SparseAttentionGradArgs) -> tuple[Tensor, ...]:
+    """Return the changes of the gradients of q, k and v, of the same."""
+    return gradient_error_bound(absolute, dense_gradients(a))
+
+
 def packed_gradient_error_bound(absolute: float, a: VarlenAttentionGradArgs) -> tuple[Tensor, ...]:
     """Return the changes of the gradients of q, k and v, of attention in which other sequences are masked."""
     mask = formulas.packed_mask(a.cu_seqlens_q, a.q.shape[0], a.cu_seqlens_k, a.k.shape[0], a.causal, a.window)
@@ -267,3 +285,72 @@ def packed_gradient_error_bound(absolute: float, a: VarlenAttentionGradArgs) -> 
     call = AttentionGradArgs(grad, of_lse[0], first, second, third, mask, result, of_lse[1], *options)
     bounds = gradient_error_bound(absolute, call)
     return tuple(each[0].transpose(0, 1) if each.dim() == 4 else each for each in bounds)
+
+
+# --------------------------------------------------------------------------------------------------------- select_keys
+
+
+def pin_choice(args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return the arguments of a call with all but the keys that a kernel chose hidden, where it may choose so.
+
+    Where it may not, the row has the choice of float64: the index is then found to differ.
+
+    Args:
+        args: every argument, on the CPU.
+        outputs: the index of the kernel, on the CPU.
+    """
+    a, (index,) = SelectKeysArgs(*args), outputs
+    batch, queries, keys = *a.q.shape[:2], a.k.shape[1]
+    if index.shape != (batch, queries, a.count) or not index.numel() or not keys:
+        return tuple(args)
+    hidden = hidden_of(a)
+    visible = torch.ones(batch, queries, keys, dtype=torch.bool)
+    visible = visible if hidden is None else visible & ~hidden
+    column = torch.where((index < 0) | (index >= keys), keys, index).long()
+    chosen = torch.zeros(batch, queries, keys + 1, dtype=torch.bool).scatter(-1, column, True)[..., :keys]
+    count = visible.sum(-1).clamp(max=a.count)
+    right = (chosen.sum(-1) == count) & ~(chosen & ~visible).any(-1) & _may_choose(a, visible, chosen)
+    return (*args[:-1], torch.where(right[..., None], ~chosen, ~visible))
+
+
+def _may_choose(a: SelectKeysArgs, visible: Tensor, chosen: Tensor) -> Tensor:
+    """Return True for each query (B, S) of which no other visible key surely comes before one that is chosen."""
+    value, error = _scores(a)
+    others = visible & ~chosen
+    best = torch.where(others, value - error, -math.inf).amax(-1)
+    worst = torch.where(chosen, value + error, math.inf).amin(-1)
+    # scores that every kernel has bit by bit: of two equal ones the lower index comes first
+    exact = error == 0
+    tied = torch.where(others & exact, value, -math.inf).amax(-1, keepdim=True)
+    number = torch.arange(value.shape[-1])
+    first = torch.where(others & exact & (value == tied), number, value.shape[-1]).amin(-1)
+    last = torch.where(chosen & exact & (value == tied), number, -1).amax(-1)
+    return (best <= worst) & (first > last)
+
+
+def _scores(a: SelectKeysArgs) -> tuple[Tensor, Tensor]:
+    """Return the scores in float64, (B, S, T), NaN as inf, and by how much those of a kernel may differ."""
+    dtype = arithmetic(a.q, a.weights)
+    info = torch.finfo(dtype)
+    relative = max(_ARITHMETIC * info.eps / torch.finfo(torch.float32).eps, info.eps) * max(1.0, a.q.shape[-1] / 512)
+    q, k, weights = a.q.double(), a.k.double(), a.weights.double()
+    shape = (*a.q.shape[:2], a.k.shape[1])
+    value, error, sizes = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
+    unknown = torch.zeros(shape, dtype=torch.bool)
+    for head in range(q.shape[2]):
+        one, weight = q[:, :, head], weights[..., head, None]
+        x = a.scale * (one @ k.mT)
+        products = finite_size(one) @ finite_size(k).mT
+        move = relative * abs(a.scale) * products + torch.where(products > 0, info.smallest_normal, 0.0)
+        positive = ~(x + move <= 0)
+        term = weight * torch.relu(x)
+        size = finite_size(term)
+        value = value + term
+        sizes = sizes + size
+        error = error + torch.where(positive, finite_size(weight) * move + info.smallest_normal, 0.0)
+        unknown |= (products * max(abs(a.scale), 1.0) >= info.max / 2) | (size >= info.max / 4)
+    error = error + info.eps * (q.shape[2] + 2) * sizes
+    error = torch.where(value.isfinite(), error, 0.0).masked_fill(unknown, math.inf)
+    most = torch.finfo(torch.float64).max
+    value = value.masked_fill(value == math.inf, most).masked_fill(value == -math.inf, -most)
+    return value.nan_to_num(nan=math.inf, posinf=most, neginf=-most), error

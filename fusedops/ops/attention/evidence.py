@@ -14,7 +14,14 @@ from fusedops import masks
 from fusedops._contract.evidence import Case, Evidence, Rows, rows_of_two_widths, tolerances
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops.ops.attention import formulas
-from fusedops.ops.attention.arguments import AttentionArgs, PagedAttentionArgs, VarlenAttentionArgs, sequences_of
+from fusedops.ops.attention.arguments import (
+    AttentionArgs,
+    PagedAttentionArgs,
+    SelectKeysArgs,
+    SparseAttentionArgs,
+    VarlenAttentionArgs,
+    sequences_of,
+)
 from fusedops.ops.attention.error_bounds import (
     error_bound,
     gradient_error_bound,
@@ -23,8 +30,13 @@ from fusedops.ops.attention.error_bounds import (
     packed_error_bound,
     packed_gradient_error_bound,
     paged_error_bound,
+    pin_choice,
+    sparse_error_bound,
+    sparse_gradient_error_bound,
 )
 from fusedops.ops.attention.paged_attention import dense
+from fusedops.ops.attention.select_keys import hidden_of
+from fusedops.ops.attention.sparse_attention import dense as dense_of_chosen
 from fusedops.ops.attention.store_kv import written
 
 
@@ -405,4 +417,130 @@ STORE = Evidence(
         )
     ],
     sharded=("none", "none: the call writes in place, so a DTensor is refused", "none"),
+)
+
+
+# --------------------------------------------------------------------------------------------------------- select_keys
+
+
+def _selection(b: int, s: int, t: int, h: int, d: int, count: int, **options: Any) -> dict[str, Any]:
+    """Return a call."""
+    return {"q": (b, s, h, d), "k": (b, t, d), "weights": (b, s, h), "count": count, **options}
+
+
+def select_unfused(a: SelectKeysArgs) -> Tensor:
+    """Compute the op as models do: the scores of all queries, heads and keys, and torch.topk, whose ties are open."""
+    scores = torch.relu(a.q.float() @ a.k.float().mT[:, None] * a.scale)
+    scores = (a.weights.float()[..., None, :] @ scores)[..., 0, :]
+    hidden = hidden_of(a)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+    best = scores.topk(min(a.count, scores.shape[-1]), -1)
+    index = best.indices.masked_fill(best.values == -math.inf, -1).to(torch.int32)
+    return torch.nn.functional.pad(index, (0, a.count - index.shape[-1]), value=-1)
+
+
+def select_min_bytes(q: Any, k: Any, weights: Any, count: int, *rest: Any) -> Mapping[Any, int]:
+    """Read q, k and weights, write the index."""
+    read = sum(math.prod(each.shape) * each.dtype.itemsize for each in (q, k, weights))
+    return {"forward": read + math.prod(q.shape[:2]) * count * 4}
+
+
+_OF_QUERIES: dict[str, int] = dict.fromkeys(("q", "weights", "mask", "index"), 1)
+SELECT = Evidence(
+    formula="the keys of the largest sums over heads of weights * relu(scale * q @ k)",
+    cases=[
+        Case("masked", _selection(2, 7, 45, 3, 20, 12, mask=(2, 7, 45)), "no size is a power of two"),
+        Case(
+            "deepseek_v32", _selection(1, 9, 150, 64, 128, 32, causal="lower_right", scale=0.125), "a part of a prompt"
+        ),
+        Case("decode", _selection(3, 1, 301, 8, 64, 40, mask=(3, 1, 301), scale=0.125), "cached keys"),
+        Case("few", _selection(1, 37, 37, 2, 16, 50, causal="upper_left"), "fewer keys than are asked for"),
+        Case("ties", _selection(1, 21, 530, 1, 8, 300), "half of the scores of one head are 0"),
+    ],
+    large=[
+        Case("prompt of 2,048", _selection(1, 2048, 2048, 16, 128, 512, causal="upper_left", scale=0.125)),
+        Case("a token", _selection(1, 1, 32768, 64, 128, 2048, scale=0.125)),
+    ],
+    tolerance=ATTENTION.tolerance,
+    gradient_tolerance={},
+    pin_choice=pin_choice,
+    min_bytes=select_min_bytes,
+    unfused=select_unfused,
+    sample=lambda batch, length: _selection(batch, length, length + 2, 2, 8, 4, causal="lower_right"),
+    sweep=lambda rows, width: _selection(1, rows, width, 4, 64, min(width, 64), causal="lower_right"),
+    rows=[
+        Rows("queries", lambda count: _selection(1, count, 150, 4, 24, 20, mask=(1, count, 150)), _OF_QUERIES),
+        Rows(
+            "queries behind cached keys",
+            lambda count: _selection(1, count, 150 + count, 3, 24, 20, causal="lower_right"),
+            _OF_QUERIES,
+            up_to={"k": 1},
+        ),
+    ],
+    sharded=("batch", "batch", "none"),
+)
+
+
+# ---------------------------------------------------------------------------------------------------- sparse_attention
+
+
+def _chosen(
+    b: int, nq: int, nk: int, sq: int, sk: int, d: int, count: int, heads: int = 1, **options: Any
+) -> dict[str, Any]:
+    """Return a call; indices for one head, or for each key head."""
+    return {**_heads(b, nq, nk, sq, sk, d), "indices": (b, heads, sq, count), **options}
+
+
+def sparse_unfused(a: SparseAttentionArgs) -> tuple[Tensor, Tensor]:
+    """Compute the op as models do: with a mask of all keys but those that are chosen."""
+    return unfused(dense_of_chosen(a))
+
+
+def sparse_min_bytes(q: Any, k: Any, v: Any, indices: Any, *rest: Any) -> Mapping[Any, int]:
+    """Read q, the indices and the keys and values once, write out and lse; as of attention in backward."""
+    of_indices = math.prod(indices.shape) * indices.dtype.itemsize
+    return {direction: size + of_indices for direction, size in min_bytes(q, k, v, None).items()}
+
+
+_LATENT = {**_chosen(1, 16, 1, 9, 300, 48, 270), "v": (1, 1, 300, 32)}
+SPARSE = Evidence(
+    formula="softmax(where(masked or not chosen, -inf, scale * q @ k.mT)) @ v",
+    cases=[
+        Case("expanded", _chosen(2, 4, 4, 19, 45, 24, 12, causal="lower_right"), "the keys of each head of MLA"),
+        Case("latent", {**_LATENT, "causal": "lower_right", "return_lse": True}, "one latent key head of MLA"),
+        Case("grouped", _chosen(1, 6, 2, 21, 70, 40, 50, heads=2, mask=(1, 6, 21, 70), scale=0.3), "a mask by head"),
+        Case("decode", _chosen(3, 8, 2, 1, 129, 64, 40, mask=(3, 1, 1, 129), return_lse=True), "cached keys"),
+        Case("window", _chosen(1, 3, 1, 33, 33, 8, 40, causal="upper_left", window=[9, 0]), "more places than keys"),
+    ],
+    large=[
+        Case("latent", _chosen(1, 16, 1, 512, 2048, 64, 256, causal="lower_right")),
+        Case("expanded", _chosen(1, 8, 8, 512, 2048, 64, 256, causal="lower_right")),
+    ],
+    tolerance=ATTENTION.tolerance,
+    gradient_tolerance=ATTENTION.gradient_tolerance,
+    error_bound=sparse_error_bound,
+    gradient_error_bound=sparse_gradient_error_bound,
+    min_bytes=sparse_min_bytes,
+    unfused=sparse_unfused,
+    sample=lambda batch, length: _chosen(batch, 4, 1, length, length + 2, 8, 4, causal="lower_right", return_lse=True),
+    sweep=lambda rows, width: _chosen(1, 8, 2, rows, width, 64, min(64, width), causal="lower_right"),
+    rows=[
+        Rows(
+            "queries",
+            lambda count: _chosen(1, 4, 2, count, 150, 24, 20, mask=(1, 1, count, 150), return_lse=True),
+            {**_QUERIES, "indices": 2},
+        ),
+        Rows(
+            "sequences",
+            lambda count: _chosen(count, 2, 1, 3, 19, 24, 7, causal="lower_right", return_lse=True),
+            dict.fromkeys(("q", "k", "v", "indices", "out", "lse"), 0),
+        ),
+    ],
+    sharded=(
+        "`q`: batch and heads",
+        "`k`, `v`, `indices`: batch and heads, replicated where there is one head; whole key heads on each rank; "
+        "`mask` likewise",
+        "as q, k, v; of a replicated k and v with sharded heads: `Partial`",
+    ),
 )

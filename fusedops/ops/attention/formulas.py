@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fusedops import masks
 from fusedops.constraints import Offsets
-from fusedops.dtypes import compute_dtype, upcast
+from fusedops.dtypes import compute_dtype, no_autocast, upcast
+from fusedops.ops.attention.arguments import AttentionGradArgs
 
 
 def scale_of(q: Any, scale: float | None) -> float:
@@ -142,10 +143,63 @@ def gradients(
     return ds @ s.k, summed(ds.transpose(-2, -1) @ s.q, heads), summed(p.transpose(-2, -1) @ g, heads)
 
 
+def backward(a: AttentionGradArgs) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of q, k and v. From the inputs alone, so that it has the right derivative itself."""
+    lse_grad = a.grad_lse if a.return_lse else None
+    with no_autocast(a.q.device.type):
+        s = scores(a.q, a.k, a.mask, a.scale, a.causal, a.window)
+        computed = gradients(a.grad_out, lse_grad, a.v, s, scale_of(a.q, a.scale), a.k.shape[1])
+    return tuple(each.to(a.q.dtype) if need else None for each, need in zip(computed, a.needs))
+
+
 def summed(gradient: Tensor, heads: int) -> Tensor:
     """Return the gradient of keys or values, summed over the query heads of each of ``heads``."""
     b, n, length, width = gradient.shape
     return gradient.reshape(b, heads, n // max(heads, 1), length, width).sum(2)
+
+
+# ------------------------------------------------------------------------------------------------------- chosen keys
+
+
+def best_keys(scores: Tensor, hidden: Tensor | None, count: int) -> Tensor:
+    """Return the ``count`` keys of the largest scores, (..., count) int32, in rising order, -1 after the last.
+
+    Of equal scores the lowest index is chosen. NaN is larger than any number.
+
+    Args:
+        scores: (..., T).
+        hidden: True for a key that may not be chosen, broadcastable to the scores, or None.
+        count: at least 1.
+    """
+    keys = scores.shape[-1]
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
+    if hidden is not None:
+        last = hidden.expand(scores.shape).gather(-1, order)
+        order = order.gather(-1, torch.sort(last.to(torch.uint8), dim=-1, stable=True).indices)
+    chosen = order[..., :count]
+    if hidden is not None:
+        chosen = torch.where(hidden.expand(scores.shape).gather(-1, chosen), keys, chosen)
+    chosen = torch.sort(chosen, dim=-1).values
+    chosen = torch.where(chosen == keys, -1, chosen).to(torch.int32)
+    return torch.nn.functional.pad(chosen, (0, max(count - keys, 0)), value=-1)
+
+
+def chosen_mask(indices: Tensor, mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
+    """Return the mask of all keys but those that are chosen, (B, 1 or Nq, Sq, Sk), joined with another one.
+
+    Args:
+        indices: (B, 1 or Nk, Sq, K); a number that is no key is none.
+        mask: broadcastable to (B, Nq, Sq, Sk), or None.
+        q: (B, Nq, Sq, D).
+        k: (B, Nk, Sk, D).
+    """
+    size = k.shape[2]
+    columns = indices.long()
+    columns = torch.where((columns < 0) | (columns >= size), size, columns)
+    hidden = columns.new_ones((*columns.shape[:3], size + 1), dtype=torch.bool).scatter(-1, columns, False)[..., :size]
+    if hidden.shape[1] > 1:
+        hidden = for_each_query_head(hidden, q)
+    return hidden if mask is None else hidden | mask.bool()
 
 
 # ----------------------------------------------------------------------------------------------------- varlen_attention

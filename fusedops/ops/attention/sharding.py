@@ -388,3 +388,31 @@ PAGED = Sharding(
     replicated=("cu_seqlens_q", "block_table", "seqused_k"),
     reason="a sequence needs all its keys, and a group all its query heads",
 )
+
+
+# ---------------------------------------------------------------------------------------- select_keys, sparse_attention
+
+
+def _dims_of_sparse(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
+    """Return the dims of q that those of lse, of its gradient and of indices correspond to."""
+    return {**dict.fromkeys(("lse", "grad_lse"), (-4, -3, -2)), "indices": (-4, -3, -2, None)}
+
+
+SPARSE = Sharding(
+    whole=(-2, -1),
+    whole_of=_whole_of,
+    dims_of=_dims_of_sparse,
+    reason="a score needs whole vectors, a query all its keys, and a group all its query heads",
+)
+
+
+def _dims_of_selection(given: Mapping[str, Any]) -> Mapping[str, tuple[int | None, ...]]:
+    """Return the dims of q that the dims of the other tensors correspond to: the batch alone is sharded."""
+    rank = 0 if given.get("mask") is None else given["mask"].ndim
+    rows = (-4, None, None)
+    return {"k": rows, "weights": rows, "index": rows, "mask": rows[3 - rank :]}
+
+
+SELECT = Sharding(
+    whole=(-3, -2, -1), dims_of=_dims_of_selection, reason="a query needs all its keys, and its place among all queries"
+)

@@ -64,5 +64,6 @@ pin("another processor", another_processor, INVALID)
 pin("a target", refused_by_the_library(3), INVALID)
 pin("a page", refused_by_the_library(4), INVALID)
 pin("a slot", refused_by_the_library(5), INVALID)
+pin("a key", refused_by_the_library(6), INVALID)
 
 test_a_text, test_no_text_is_left_over = TABLE.tests()

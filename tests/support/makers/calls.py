@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops.constraints import Classes, DType, Lengths, Offsets, Rank, Slots
+from fusedops.constraints import Classes, DType, Indices, Lengths, Offsets, Rank, Slots
 from fusedops.testing import OPS
+from fusedops.testing._calls import random_indices
 
 
 def sample(op: str, batch: int = 3, length: int = 5) -> Mapping[str, Any]:
@@ -57,6 +58,7 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
     lengths = {item.name: item for item in OPS[op].constraints if isinstance(item, Lengths)}
     classes = [item for item in OPS[op].constraints if isinstance(item, Classes)]
     slots = {item.name: item.of for item in OPS[op].constraints if isinstance(item, Slots)}
+    places = {item.name: item for item in OPS[op].constraints if isinstance(item, Indices)}
     columns = first[-1]
     tensors: list[Tensor] = []
     for name, shape in sizes.items():
@@ -71,6 +73,8 @@ def inputs(op: str, length: int = 5, dtype: torch.dtype = torch.float64, seed: i
             numbers = (numbers.abs() * 3) % (prod(sizes[of][dim] for of, dim in lengths[name].sizes) + 1)
         elif name in slots:
             numbers = torch.randperm(prod(sizes[slots[name]][:2]), generator=generator)[: numbers.numel()]
+        elif name in places:
+            numbers = random_indices(shape, sizes[places[name].of][places[name].dim], generator)
         elif not kind.is_floating_point:  # positions in a dimension of a tensor, such as classes
             most = next((sizes[of.of][of.dim] for of in classes if of.name == name and of.of), columns)
             numbers = (numbers.abs() * most) % most

@@ -5,6 +5,7 @@
 // them: not on other rows, nor on who computes the parts. Sums have their terms in order, and weights of hidden keys
 // are 0: keys that all rows of a tile hide are left out, and change no bits.
 #include "dot/attention_scores.h"
+#include "dot/select_keys.h"  // here, as it has the same instances of products
 
 namespace fusedops {
 namespace {
@@ -187,4 +188,10 @@ FUSEDOPS_EXPORT int fusedops_attention_tiles(const AttentionForward* call) {
   const int64_t dtype = call->sizes.dtype;
   if (dtype == BFLOAT16 && has_pairs()) return forward<bfloat16, Pairs>(*call);
   return with_dtype(dtype, [=](auto element) { return forward<decltype(element), Floats>(*call); });
+}
+
+FUSEDOPS_EXPORT int fusedops_select_keys(const SelectKeys* call) {
+  if (call->batch <= 0 || call->queries <= 0 || call->heads <= 0 || call->keys <= 0 || call->count <= 0) return INVALID;
+  if (!call->weights || !call->index || (call->size && !(call->q && call->k))) return INVALID;
+  return select(*call);
 }

@@ -1,7 +1,8 @@
 // Attention of packed sequences whose keys and values are in pages, in their own dtype or in codes of 8 bits.
 //
 // Each sequence is one call of the functions of dot/attention_few.h: codes are read where they lie, once for all heads
-// that share them. The scale of a key multiplies its score, that of a value its weight.
+// that share them. The scale of a key multiplies its score, that of a value its weight. And attention to chosen keys,
+// here too, as it has the same instances of these functions.
 #include <atomic>
 
 #include "simd/codes.h"
@@ -71,6 +72,14 @@ struct Paged {
   const int64_t* table;  // of the sequence
   Scales k_scale, v_scale;
 };
+
+}  // namespace
+}  // namespace fusedops
+
+#include "dot/attention_sparse.h"
+
+namespace fusedops {
+namespace {
 
 // The sizes of a sequence; its queries and keys are those of a batch of 1.
 AttentionSizes sizes_of(const PagedAttention& call, int64_t sequence) {
@@ -160,4 +169,20 @@ FUSEDOPS_EXPORT int fusedops_paged_attention(const PagedAttention* call) {
     default:
       return with_dtype(call->key_dtype, [=](auto element) { return run<decltype(element)>(*call); });
   }
+}
+
+FUSEDOPS_EXPORT int fusedops_sparse_attention(const SparseAttention* call) {
+  const AttentionSizes& sizes = call->sizes;
+  if (!fits(sizes, call->chosen) || !call->lse || (sizes.size && !(call->q && call->k)) ||
+      (sizes.value_size && !(call->v && call->out)))
+    return INVALID;
+  return with_dtype(sizes.dtype, [=](auto element) { return sparse_forward<decltype(element)>(*call); });
+}
+
+FUSEDOPS_EXPORT int fusedops_sparse_attention_backward(const SparseAttentionBackward* call) {
+  const AttentionSizes& sizes = call->sizes;
+  if (!fits(sizes, call->chosen) || (sizes.size && !(call->q && call->k)) ||
+      (sizes.value_size && !(call->v && call->grad)))
+    return INVALID;
+  return SparseGradients(*call).run();
 }
