@@ -54,7 +54,7 @@ def weight_fields(
     rows_independent=True,
 )
 def quantized_linear(a: QuantizedLinearArgs) -> LibraryCall:
-    """Compute the op: a weight is multiplied where it is unpacked, or tiles of 32 rows of the weight are unpacked.
+    """Compute the op: a weight is multiplied where it is unpacked; for more rows, a few of its rows are unpacked.
 
     A row of the result has the same bits whatever the other rows are.
     """

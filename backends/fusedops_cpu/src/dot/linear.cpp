@@ -4,6 +4,9 @@
 // one, and what that gives to the sum before. For few rows of x they are the lanes of a vector, and the weight is read
 // where it lies; for many they follow one another. So the bits of a row depend neither on other rows nor on threads.
 #include "dot/activation.h"
+#include "dot/packed_products.h"
+#include "rows.h"
+#include "tile/four_sums.h"
 #include "tile/products.h"
 
 #if defined(__x86_64__) || defined(_M_X64)
@@ -21,7 +24,6 @@ constexpr int64_t MANY = 48, MANY_OF_ONE_PART = VECTOR_BYTES == 64 ? 256 : MANY;
 constexpr int64_t MOST_PACKED = 1 << 20;              // floats of x that are packed at a time
 constexpr int64_t COLUMNS = 128, LEAST_COLUMNS = 32;  // rows of the weight of a block of work
 constexpr int64_t PRODUCTS = 1 << 20;                 // of a worker, at least: some 20 us
-constexpr int FOUR = 4;                               // lanes
 constexpr int AT_ONCE = 4;                            // rows of the weight of a tile; of one or two rows of x, more
 #if defined(__aarch64__)
 constexpr int TALL = 6;  // rows of x of a tile, at most
@@ -36,21 +38,6 @@ INLINE void keep_in_register(vfloat& v) {
 #elif defined(__x86_64__) || defined(_M_X64)
   asm("" : "+v"(v));
 #endif
-}
-
-// Writes the sums over the lanes of four vectors, or adds them to what is there.
-INLINE void write_sums(vfloat* vectors, float* to, bool adds) {
-  transpose<FOUR>(vectors);
-  const vfloat sums = vectors[0] + vectors[1] + vectors[2] + vectors[3];
-  vfloat total = sums;
-  if (adds) {
-    vfloat before{};
-    memcpy(&before, to, FOUR * sizeof(float));
-    total += before;
-  }
-  if constexpr (LANES > 4) total += shuffled<From<4>>(sums, sums);
-  if constexpr (LANES > 8) total += shuffled<From<8>>(sums, sums), total += shuffled<From<12>>(sums, sums);
-  memcpy(to, &total, FOUR * sizeof(float));
 }
 
 // Some rows of x and of the weight, and where their products go, or what they are added to.
@@ -157,24 +144,35 @@ NOINLINE void pack_lanes(const float* from, int64_t row, int64_t rows, int64_t t
 struct Linear {
   LinearForward call;
   ActivationPass activation;
-  int64_t height, width = COLUMNS;  // of a block of work
-  int64_t parts, depth = 0;         // of the terms, and how many each has
+  int64_t height, width = COLUMNS;              // of a block of work
+  int64_t parts, depth = 0;                     // of the terms, and how many each has
+  const PackedWeight* packed_weight = nullptr;  // in place of call.weight: with its function, and the dtype of y
+  Unpack unpack = nullptr;
+  int64_t dtype = FLOAT32;
 
   explicit Linear(const LinearForward& call)
       : call(call), activation(PlainActivation{std::max<int64_t>(SILU, call.activation)}) {
     height = divide_up(call.rows, divide_up(call.rows, ROWS));  // equal ones
     parts = divide_up(call.terms, DEPTH);
     if (parts) depth = round_up(divide_up(call.terms, parts), LANES);
+    set_width();
+  }
+  Linear(const LinearForward& call, const PackedWeight& weight, Unpack unpack, int64_t dtype) : Linear(call) {
+    packed_weight = &weight, this->unpack = unpack, this->dtype = dtype;
+    parts = divide_up(call.terms, PackedProducts::DEPTH), depth = std::min(call.terms, PackedProducts::DEPTH);
+  }
+  void set_width() {
     while (width > LEAST_COLUMNS && blocks() < std::min(most_workers(), 4 * workers_for(INT64_MAX))) width /= 2;
   }
   int64_t panels() const { return divide_up(call.columns, width); }
   int64_t blocks() const { return divide_up(call.rows, height) * panels(); }
   int64_t most_workers() const { return std::max<int64_t>(1, call.rows * call.columns * call.terms / PRODUCTS); }
-  bool packs() const { return height >= (parts > 1 ? MANY : MANY_OF_ONE_PART); }
+  bool packs() const { return unpack || height >= (parts > 1 ? MANY : MANY_OF_ONE_PART); }
   // Of a worker: its sums, those of four lanes, and some rows of the weight.
   int64_t floats() const {
     if (!packs()) return height * width + AT_ONCE * depth;
-    return padded_rows() * (width + TILE_COLUMNS) + LANES * lane_floats<TILE_COLUMNS>(1, depth);
+    const int64_t unpacked = unpack ? TILE_COLUMNS * depth : 0;
+    return padded_rows() * (width + TILE_COLUMNS) + LANES * lane_floats<TILE_COLUMNS>(1, depth) + unpacked;
   }
   // Of a block of rows of x that are packed.
   int64_t floats_of_x() const { return packs() ? parts * floats_of_part() : 0; }
@@ -234,11 +232,18 @@ struct Linear {
     const int64_t terms = terms_from(term), steps = steps_of(terms), tiles = divide_up(rows, TILE_ROWS);
     const int64_t x_lane = lane_floats<TILE_ROWS>(rows, terms), w_lane = lane_floats<TILE_COLUMNS>(1, terms);
     float *fours = sums + padded_rows() * width, *packed = fours + padded_rows() * TILE_COLUMNS;
+    float* const unpacked = packed + LANES * lane_floats<TILE_COLUMNS>(1, depth);
     for (int64_t n = 0; n < columns; n += TILE_COLUMNS) {
-      const float* from = call.weight + (column + n) * call.weight_row;
       const int64_t count = std::min<int64_t>(TILE_COLUMNS, columns - n);
-      pack_lanes<TILE_COLUMNS>(from + term, call.weight_row, count, terms, packed);
-      Ahead ahead = ahead_of(from + TILE_COLUMNS * call.weight_row, FLOAT32, term, terms, LANES * tiles, steps);
+      Ahead ahead{(const char*)unpacked};
+      if (unpack) {
+        for (int64_t i = 0; i < count; i++) unpack(*packed_weight, column + n + i, term, terms, unpacked + i * depth);
+        pack_lanes<TILE_COLUMNS>(unpacked, depth, count, terms, packed);
+      } else {
+        const float* from = call.weight + (column + n) * call.weight_row;
+        pack_lanes<TILE_COLUMNS>(from + term, call.weight_row, count, terms, packed);
+        ahead = ahead_of(from + TILE_COLUMNS * call.weight_row, FLOAT32, term, terms, LANES * tiles, steps);
+      }
       for (int64_t lane = 0; lane < LANES; lane++)
         for (int64_t tile = 0; tile < tiles; tile++) {
           const int64_t m = tile * TILE_ROWS;
@@ -254,15 +259,14 @@ struct Linear {
   void finish(float* line, int64_t at, int64_t column, int64_t columns) const {
     if (call.bias) add_to(line, call.bias + column, columns);
     if (call.activation < 0) {
-      memcpy(call.y + at, line, columns * sizeof(float));
+      store_as(dtype, (uint8_t*)call.y + at * size_of(dtype), line, columns);
     } else {
       activation.forward(line, nullptr, call.y + at, columns);
     }
   }
 };
 
-Status forward(const LinearForward& call) {
-  const Linear linear(call);
+Status forward(const Linear& linear) {
   const int64_t panels = linear.panels(), of_rows = linear.blocks() / panels, parts = linear.parts;
   const int64_t workers = std::min(linear.most_workers(), workers_for(linear.blocks()));
   const int64_t floats = linear.floats_of_x();
@@ -287,6 +291,14 @@ Status forward(const LinearForward& call) {
 }
 
 }  // namespace
+
+bool takes_packed_weight(int64_t rows, int64_t columns, int64_t terms) {
+  return terms && rows >= (terms > PackedProducts::DEPTH ? MANY : MANY_OF_ONE_PART) && columns >= TILE_COLUMNS;
+}
+Status linear_of_packed(const float* x, const PackedWeight& weight, Unpack unpack, const float* bias, void* y,
+                        int64_t dtype, int64_t rows, int64_t columns, int64_t terms) {
+  return forward(Linear({x, nullptr, bias, (float*)y, rows, columns, terms, 0, -1}, weight, unpack, dtype));
+}
 }  // namespace fusedops
 
 using namespace fusedops;
@@ -306,5 +318,5 @@ FUSEDOPS_EXPORT int fusedops_linear_forward(const LinearForward* call) {
   if (!call->rows || !call->columns) return OK;
   if (!call->y || (call->terms && (!call->x || !call->weight))) return INVALID;
   use_huge_pages(call->y, call->rows * call->columns, FLOAT32);
-  return forward(*call);
+  return forward(Linear(*call));
 }

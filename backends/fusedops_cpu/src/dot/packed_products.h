@@ -2,8 +2,12 @@
 #pragma once
 
 #include "api.h"
+#include "parallel.h"
 
 namespace fusedops {
+
+// Writes the float32 values of some columns of a row of a packed weight, in the order of its codes.
+using Unpack = void (*)(const PackedWeight& weight, int64_t row, int64_t first, int64_t count, float* to);
 
 struct PackedProducts {
   static constexpr int64_t DEPTH = 1024;  // columns of a part of a sum: a multiple of each block
@@ -23,5 +27,11 @@ struct PackedProducts {
                    int64_t width, float* sums, float* buffer);
 };
 PackedProducts packed_products(int64_t format);
+
+// y = x @ W.T + bias for so many rows of x that x and W are worth packing (dot/linear.cpp): W is unpacked for each
+// block of rows of x. x has the order of the codes. The bits are those of PackedProducts::sums.
+bool takes_packed_weight(int64_t rows, int64_t columns, int64_t terms);
+Status linear_of_packed(const float* x, const PackedWeight& weight, Unpack unpack, const float* bias, void* y,
+                        int64_t dtype, int64_t rows, int64_t columns, int64_t terms);
 
 }  // namespace fusedops

@@ -1,11 +1,13 @@
 // y = x @ W.T + bias for a packed weight W (outputs, columns), and the gradient of x.
 //
 // A sum over the columns is one vector of sums, weight after weight, for each part of DEPTH columns; the parts are
-// added in order. Every function here sums so: the bits of a row of y do not depend on the other rows, nor on threads.
+// added in order. Every function here sums so, and that of linear.cpp for many rows: the bits of a row of y do not
+// depend on the other rows, nor on threads.
 #include <algorithm>
 
 #include "dot/packed_products.h"
 #include "rows.h"
+#include "tile/four_sums.h"
 #include "tile/scaled.h"
 
 namespace fusedops {
@@ -25,12 +27,16 @@ inline int64_t workers_of(int64_t products, int64_t blocks) {
   return std::min(std::max<int64_t>(products / PRODUCTS, 1), workers_for(blocks));
 }
 
-// Adds the sums of the first `count` of N vectors for each row, to sums (rows, OUTPUTS). Not inlined: beside a loop
-// that needs all registers, GCC 12 keeps vectors of the loop in memory.
+// Writes or adds the sums of the first `count` of N vectors for each row, to sums (rows, OUTPUTS). Not inlined: beside
+// a loop that needs all registers, GCC 12 keeps vectors of the loop in memory.
 template <int N>
-NOINLINE void add_sums(const vfloat (*vectors)[N], int64_t rows, int64_t count, float* sums) {
-  for (int64_t m = 0; m < rows; m++, sums += OUTPUTS)
-    for (int64_t n = 0; n < count; n++) sums[n] += sum_of(vectors[m][n]);
+NOINLINE void write_all_sums(const vfloat (*vectors)[N], int64_t rows, int64_t count, float* sums, bool adds) {
+  for (int64_t m = 0; m < rows; m++, sums += OUTPUTS) {
+    vfloat four[FOUR] = {};
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) four[n] = vectors[m][n];
+    write_sums(four, sums, adds, count);
+  }
 }
 
 // ---- Few rows: each weight is multiplied where it is unpacked ----
@@ -93,14 +99,14 @@ INLINE void products(const float* x, int64_t rows, int64_t columns, const Packed
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
       for (int n = 0; n < N; n++) vectors[m][n] = total[m][n];
-    add_sums<N>(vectors, std::min<int64_t>(M, rows), count, sums);
+    write_all_sums<N>(vectors, std::min<int64_t>(M, rows), count, sums, first > 0);
   }
 }
 
 // ---- Many rows: a tile of M rows of x and N unpacked rows of the weight ----
 
 template <int M, int N>
-INLINE void add_tile(const float* x, int64_t columns, const float* weights, int64_t count, float* sums) {
+INLINE void add_tile(const float* x, int64_t columns, const float* weights, int64_t count, float* sums, bool adds) {
   vfloat total[M][N] = {};
   for (int64_t at = 0; at < count; at += LANES) {
     vfloat rows[M];
@@ -114,21 +120,24 @@ INLINE void add_tile(const float* x, int64_t columns, const float* weights, int6
     }
   }
 #pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-    for (int n = 0; n < N; n++) sums[m * OUTPUTS + n] += sum_of(total[m][n]);
+  for (int m = 0; m < M; m++) {
+    vfloat four[FOUR] = {};
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) four[n] = total[m][n];
+    write_sums(four, sums + m * OUTPUTS, adds, N);
+  }
 }
 
-constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 6 : 3, TILE_OUTPUTS = 4;
+constexpr int HEIGHT = VECTOR_BYTES == 64 ? 6 : 3, TILE_OUTPUTS = FOUR;
 
 // The tiles of M rows of x for some rows of the weight.
 template <int M>
 NOINLINE void add_tiles(const float* x, int64_t columns, const float* weights, int64_t outputs, int64_t count,
-                        float* sums) {
+                        float* sums, bool adds) {
   int64_t n = 0;
   for (; n + TILE_OUTPUTS <= outputs; n += TILE_OUTPUTS)
-    add_tile<M, TILE_OUTPUTS>(x, columns, weights + n * DEPTH, count, sums + n);
-  for (; n < outputs; n++) add_tile<M, 1>(x, columns, weights + n * DEPTH, count, sums + n);
+    add_tile<M, TILE_OUTPUTS>(x, columns, weights + n * DEPTH, count, sums + n, adds);
+  for (; n < outputs; n++) add_tile<M, 1>(x, columns, weights + n * DEPTH, count, sums + n, adds);
 }
 
 // Rows of x as float32, in the order of the codes.
@@ -165,7 +174,7 @@ struct Product {
 
   // The sums of some rows of x and of the weight, (rows, OUTPUTS); `weights`: a buffer for an unpacked part.
   void sums_of(int64_t row, int64_t row_count, int64_t output, int64_t count, float* sums, float* weights) const {
-    std::fill(sums, sums + row_count * OUTPUTS, 0.0f);
+    if (!columns) std::fill(sums, sums + row_count * OUTPUTS, 0.0f);
     const float* rows_of_x = x + row * columns;
     if (row_count <= FEW_ROWS) {
       for (int64_t m = 0; m < row_count; m += FUSED_ROWS)
@@ -177,11 +186,12 @@ struct Product {
       for (int64_t n = 0; n < count; n++) unpack<Format>(weight, output + n, first, depth, weights + n * DEPTH);
       const float* part = rows_of_x + first;
       int64_t m = 0;
-      for (; m + TILE_ROWS <= row_count; m += TILE_ROWS)
-        add_tiles<TILE_ROWS>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS);
+      for (; m + HEIGHT <= row_count; m += HEIGHT)
+        add_tiles<HEIGHT>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS, first > 0);
       for (; m + 2 <= row_count; m += 2)
-        add_tiles<2>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS);
-      if (m < row_count) add_tiles<1>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS);
+        add_tiles<2>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS, first > 0);
+      if (m < row_count)
+        add_tiles<1>(part + m * columns, columns, weights, count, depth, sums + m * OUTPUTS, first > 0);
     }
   }
 
@@ -213,6 +223,11 @@ Status forward(const QuantizedForward& call) {
   if (columns % Format::WEIGHTS) return INVALID;
   const OrderedRows<Format::ORDER> x(call.x, call.dtype, rows * columns);
   const FloatRow bias(call.bias, call.bias_dtype, call.bias ? outputs : 0, 0.0f, 0.0f);
+  if (takes_packed_weight(rows, outputs, columns)) {
+    if (x.failed() || bias.failed()) return OUT_OF_MEMORY;
+    const float* added = call.bias ? bias.data() : nullptr;
+    return linear_of_packed(x.data(), call.weight, unpack<Format>, added, call.y, call.dtype, rows, outputs, columns);
+  }
   const int64_t panels = divide_up(outputs, OUTPUTS), parts = divide_up(rows, ROWS), blocks = panels * parts;
   const bool few = rows <= FEW_ROWS;
   const int64_t rows_of_block = std::min(rows, ROWS);
