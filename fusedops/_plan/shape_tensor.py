@@ -334,12 +334,15 @@ def forget_cached() -> None:
 def _caches() -> Iterator[Any]:
     yield from (each for each in gc.get_objects() if type(each) is _lru_cache)
     if gc.get_freeze_count():  # gc does not list what it has frozen
+        found: dict[int, Any] = {}  # by id: many modules have a name for one class
         for module in [*sys.modules.values()]:
-            names: dict[str, Any] = getattr(module, "__dict__", {})
-            for value in [*names.values()]:
-                is_class = issubclass(type(value), type)  # no __class__ is asked
-                members: dict[str, Any] = dict(cast("Any", vars)(value)) if is_class else {}
-                yield from (each for each in (value, *members.values()) if type(each) is _lru_cache)
+            for value in [*getattr(module, "__dict__", {}).values()]:
+                # by the type alone: no __class__ is asked
+                if type(value) is _lru_cache or issubclass(type(value), type):
+                    found[id(value)] = value
+        for value in found.values():
+            members = () if type(value) is _lru_cache else [*cast("Any", vars)(value).values()]
+            yield from (each for each in (value, *members) if type(each) is _lru_cache)
 
 
 _lru_cache: Any = type(lru_cache(len))
@@ -347,8 +350,12 @@ _lru_cache: Any = type(lru_cache(len))
 
 def kept_tensors(watcher: Watcher) -> int:
     """Return how many tensors of a plan that is over others hold, without those in a cache, which is cleared."""
-    if all(each() is None for each in watcher.tensors):
-        return 0
-    forget_cached()
-    gc.collect()  # a module and its hooks refer to each other
-    return sum(each() is not None for each in watcher.tensors)
+
+    def kept() -> int:
+        return sum(each() is not None for each in watcher.tensors)
+
+    # a module and its hooks refer to each other; to look into every cache takes longer than to collect them
+    for free in (gc.collect, forget_cached, gc.collect):
+        if kept():
+            free()
+    return kept()
