@@ -66,10 +66,12 @@ def _freeze() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[Any]:
-    """Leave out what a test has imported too: with torch.compile's modules each collection takes as long again."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
+    """Leave out what a file's tests have imported and keep too, such as the trees of all sources: each collection that
+    a later test asks for takes as long as all that is not frozen.
+    """
     result = yield
-    if len(sys.modules) > _modules + 100:
+    if nextitem is None or nextitem.path != item.path or len(sys.modules) > _modules + 100:
         gc.collect()
         _freeze()
     return result
