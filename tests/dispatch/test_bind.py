@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import OPTIONS, every_op, gradients, growing, inputs, named, on_backends, outputs, public
+from calls import OPTIONS, every_op, gradients, growing, inputs, named, outputs, public
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -23,7 +23,8 @@ X = torch.ones(2, 4)
 SHORT = Dim("x", (-1,), at_most=8)
 
 
-@on_backends("eager", "triton")
+# A bound call is served as the op's own, by whichever kernel was selected: that is tried with one of triton.
+@pytest.mark.parametrize(("op", "backend"), [*((op, "eager") for op in OPTIONS), ("add_rms_norm", "triton")])
 def test_the_same_numbers_and_gradients(op: str, backend: str) -> None:
     tensors = growing(op, inputs(op, dtype=torch.float32))
     with fusedops.use(backend, fallback="raise"):
@@ -103,7 +104,9 @@ def test_an_invalid_call_is_reported() -> None:
         fusedops.bind(OP)
 
 
-@every_op
+# The code is one for all ops, and each op is compiled, transformed and traced by tests of its own: these have numbers,
+# a seed, several outputs, an output that may be absent, and arguments that are prepared.
+@pytest.mark.parametrize("op", [OP, "bias_dropout", "add_rms_norm", "attention", "experts"])
 def test_where_no_kernel_can_be_called_it_is_the_op(op: str) -> None:
     tensors = inputs(op)
     names, bound = [*named(op, tensors)], fusedops.bind(op, **named(op, tensors))
@@ -112,7 +115,6 @@ def test_where_no_kernel_can_be_called_it_is_the_op(op: str) -> None:
         return bound(**dict(zip(names, given)), **OPTIONS[op])
 
     want = public(op)(*tensors)
-    torch.compiler.reset()  # the ops share the code of `call`, and one code is compiled eight times
     seen: list[str] = []
 
     def look(graph: torch.fx.GraphModule, example: Any) -> Any:
