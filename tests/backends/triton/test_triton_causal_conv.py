@@ -52,11 +52,14 @@ def test_several_tiles_give_one_sum(by_channel: bool, shape: tuple[int, int, int
     check(call_of(shape, 4 if by_channel else 2, by_channel))
 
 
+WALKS = ((2, 5, F32, BF16), (3, 516, BF16, F32), (4, 128, F16, F16), (4, 5, F32, F32))
+
+
 @needs_loops
-@pytest.mark.parametrize("positions", [3, 64, 70])
 @pytest.mark.parametrize(
-    ("width", "channels", "dtype", "weight"),
-    [(2, 5, F32, BF16), (3, 516, BF16, F32), (4, 128, F16, F16), (4, 5, F32, F32)],
+    ("width", "channels", "dtype", "weight", "positions"),
+    # a run that is cut; less than one and whole ones in turn
+    [(*walk, positions) for turn, walk in enumerate(WALKS) for positions in ((3, 64)[turn % 2], 70)],
     ids=str,
 )
 def test_walks_over_several_runs(
@@ -79,9 +82,16 @@ def test_walks_over_several_runs(
             torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
 
 
+OCTETS = ((2, BF16, F32), (3, F16, F16), (4, BF16, BF16))
+LONG = ((256, 0), (2056, 132)), ((1040, 132), (2056, 0)), ((256, 0), (2056, 132))
+
+
 @needs_loops
-@pytest.mark.parametrize(("width", "dtype", "weight"), [(2, BF16, F32), (3, F16, F16), (4, BF16, BF16)], ids=str)
-@pytest.mark.parametrize(("positions", "processors"), [(256, 0), (1040, 132), (2056, 0), (2056, 132)])
+@pytest.mark.parametrize(
+    ("width", "dtype", "weight", "positions", "processors"),
+    [(*octets, *each) for octets, two in zip(OCTETS, LONG) for each in two],
+    ids=str,
+)
 def test_eight_positions_at_a_time(
     width: int,
     dtype: torch.dtype,

@@ -35,11 +35,17 @@ def test_each_weight_has_its_value(format: str, dtype: torch.dtype) -> None:
         assert not got[~finite].isfinite().all()
 
 
+# of vectors and of tiles, in turn: the test above has the weights of each format in every kernel
+SHAPES = {
+    "vectors": ((1, 1056, torch.float32), (6, 1056, torch.bfloat16)),
+    "tiles": ((131, 96, torch.bfloat16), (17, 96, torch.float32)),
+}
+
+
 @pytest.mark.parametrize(
-    ("rows", "columns", "dtype"),
-    [(1, 1056, torch.float32), (6, 1056, torch.bfloat16), (17, 96, torch.float32), (131, 96, torch.bfloat16)],
+    ("format", "rows", "columns", "dtype"),
+    [(format, *shapes[turn % 2]) for turn, format in enumerate(SERVED) for shapes in SHAPES.values()],
 )
-@pytest.mark.parametrize("format", SERVED)
 def test_values_and_gradients(format: str, rows: int, columns: int, dtype: torch.dtype) -> None:
     """Columns beyond a step of words, and outputs and rows beyond a program."""
     packed = packed_rows(format, 69, columns)
