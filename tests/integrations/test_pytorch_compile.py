@@ -91,11 +91,6 @@ def called(run: Callable[..., list[Any]], inputs_of_ops: dict[str, list[Tensor]]
 
 def compiled(calls: Sequence[dict[str, list[Tensor]]], backend: str, training: bool, **options: Any) -> Outcome:
     """Compile every op in one graph, and make some calls."""
-    if backend == "inductor":
-        try:
-            get_cpp_compiler()
-        except InvalidCxxCompiler:
-            pytest.skip("needs a C++ compiler, which Inductor compiles for a CPU with")
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
     run = torch.compile(EveryOp(), fullgraph=True, backend=counter, **options)
@@ -104,8 +99,9 @@ def compiled(calls: Sequence[dict[str, list[Tensor]]], backend: str, training: b
     return Outcome(results, expected, counter.frame_count, counter.graphs[0].code)
 
 
-# Inductor and its C++ compiler take 15 seconds of a core for each graph; AOTAutograd makes the graphs that they get.
-# They compile in training for any length, and in inference for one length, ahead of time
+# Inductor and its C++ compiler take 15 seconds of a core for each graph. AOTAutograd, which makes the graphs that they
+# get, is tried alone where there is no compiler. They compile in training for any length, and in inference for one
+# length, ahead of time
 by_inductor = pytest.mark.slow
 
 
@@ -115,18 +111,14 @@ def one_length() -> Outcome:
     return compiled(calls, "aot_eager", training=True, dynamic=False)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(("aot_eager", True, True), marks=pytest.mark.slow),
-        pytest.param(("inductor", True, True), marks=by_inductor),
-    ],
-    ids=lambda param: f"{param[0]}-{'training' if param[1] else 'inference'}-{param[2]}",
-)
-def ten_lengths(request: pytest.FixtureRequest) -> Outcome:
-    backend, training, dynamic = request.param
+@pytest.fixture(scope="module")
+def ten_lengths() -> Outcome:
     calls = [{op: inputs(op, length) for op in OPTIONS} for length in LENGTHS]
-    return compiled(calls, backend, training, dynamic=dynamic)
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return compiled(calls, "aot_eager", training=True, dynamic=True)
+    return compiled(calls, "inductor", training=True, dynamic=True)
 
 
 @every_op
@@ -137,6 +129,7 @@ def test_compiled_for_one_length(op: str, one_length: Outcome) -> None:
     assert f"fusedops.{op}" in one_length.code
 
 
+@by_inductor
 @every_op
 def test_compiled_for_ten_lengths(op: str, ten_lengths: Outcome) -> None:
     close([each[op] for each in ten_lengths.results], [each[op] for each in ten_lengths.expected])
