@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fusedops import Adaptation, Deviation, kernel, ops
-from fusedops.constraints import DType, Finite, Scalar
+from fusedops.constraints import DType, Finite, OneOf
 from fusedops.ops.group_norm.arguments import SILU, GroupNormArgs
 from fusedops.ops.group_norm.group_norm import mean, rstd
 from fusedops_npu._row_order import NOT_PROMISED
@@ -42,7 +42,7 @@ def _are_alike(x: Any, given: list[Any]) -> bool:
     DType("weight", *_DTYPES),
     DType("bias", *_DTYPES),
     Finite("eps", at_least=torch.finfo(torch.float32).tiny),
-    Scalar("activation", one_of=(SILU,)),
+    OneOf("activation", SILU),
     source="torch_npu.npu_group_norm_silu",
     adapts=(Adaptation("affine", "weight and bias are passed in float32", _affine_cost),),
     deviations=(_INFINITE,),
