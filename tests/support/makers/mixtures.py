@@ -31,15 +31,15 @@ def mixtral() -> Any:
     return transformers.MixtralForCausalLM(config)
 
 
-def qwen3() -> Any:
-    config = transformers.Qwen3MoeConfig(**SIZES, intermediate_size=96, moe_intermediate_size=32, num_experts=8)
+def qwen3(**sizes: int) -> Any:
+    defaults = {**SIZES, "intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8}
+    config = transformers.Qwen3MoeConfig(**{**defaults, **sizes})
     return transformers.Qwen3MoeForCausalLM(config)
 
 
-def gpt_oss() -> Any:
-    config = transformers.GptOssConfig(
-        **SIZES, intermediate_size=64, num_local_experts=4, rope_parameters={"rope_type": "default"}
-    )
+def gpt_oss(**sizes: int) -> Any:
+    defaults = {**SIZES, "intermediate_size": 64, "num_local_experts": 4, "rope_parameters": {"rope_type": "default"}}
+    config = transformers.GptOssConfig(**{**defaults, **sizes})
     model = transformers.GptOssForCausalLM(config)
     for each in model.model.layers:
         each.mlp.experts.gate_up_proj_bias.data.normal_()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from gguf_files import llama
+from mixtures import gpt_oss, qwen3
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -207,7 +208,66 @@ def write_packed(
             layer.weight.data = numbers
             del tensors[f"{name}.weight"]
             tensors.update({f"{name}.{leaf}": each for leaf, each in packed.items() if f"{name}.{leaf}" not in tensors})
-    values = {**model.config.to_dict(), "architectures": ["LlamaForCausalLM"], "quantization_config": dict(config)}
+    _write(folder, model, tensors, config, change)
+    return model
+
+
+def write_mixture(
+    folder: Path, kind: str, change: Callable[[Tensors, dict[str, Any]], None] | None = None, **sizes: int
+) -> Any:
+    """Write a mixture whose experts and linear layers are packed, as Qwen3-MoE, or as gpt-oss for "mxfp4"."""
+    folder.mkdir(exist_ok=True)
+    torch.manual_seed(0)
+    model = (gpt_oss if kind == "mxfp4" else qwen3)(**sizes).eval()
+    tensors: Tensors = model.state_dict()
+    if kind == "mxfp4":
+        _pack_gpt_oss(model, tensors)
+        _write(folder, model, tensors, {"quant_method": "mxfp4"}, change)
+        return model
+    config, pack = KINDS[kind]
+
+    def packed(name: str, weight: Tensor) -> Tensor:
+        parts, numbers = pack(weight.detach().clone())
+        tensors.update({f"{name}.{leaf}": each for leaf, each in parts.items() if leaf != "bias"})
+        return numbers
+
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear and name != "lm_head":
+            del tensors[f"{name}.weight"]
+            module.weight.data = packed(name, module.weight)
+        elif type(module).__name__ == "Qwen3MoeExperts":
+            del tensors[f"{name}.gate_up_proj"], tensors[f"{name}.down_proj"]
+            for e in range(module.num_experts):
+                for layer, rows in zip(("gate_proj", "up_proj"), module.gate_up_proj.data[e].chunk(2)):
+                    rows.copy_(packed(f"{name}.{e}.{layer}", rows))
+                module.down_proj.data[e] = packed(f"{name}.{e}.down_proj", module.down_proj[e])
+    _write(folder, model, tensors, config, change)
+    return model
+
+
+def _pack_gpt_oss(model: Any, tensors: Tensors) -> None:
+    """Give each experts the numbers of random codes and scales, as transformers unpacks them."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    for name, module in model.named_modules():
+        if type(module).__name__ != "GptOssExperts":
+            continue
+        for weight in ("gate_up_proj", "down_proj"):
+            experts, columns, outputs = tensors.pop(f"{name}.{weight}").shape
+            blocks = torch.randint(256, (experts, outputs, columns // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(118, 124, blocks.shape[:-1], dtype=torch.uint8)
+            tensors |= {f"{name}.{weight}_blocks": blocks, f"{name}.{weight}_scales": scales}
+            getattr(module, weight).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+
+
+def _write(
+    folder: Path,
+    model: Any,
+    tensors: Tensors,
+    config: dict[str, Any],
+    change: Callable[[Tensors, dict[str, Any]], None] | None,
+) -> None:
+    values = {**model.config.to_dict(), "architectures": [type(model).__name__], "quantization_config": dict(config)}
     if change is not None:
         change(tensors, values)
     names = sorted(tensors)
@@ -217,4 +277,3 @@ def write_packed(
         save_file(own, folder / file, metadata={"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     (folder / "config.json").write_text(json.dumps(values))
-    return model

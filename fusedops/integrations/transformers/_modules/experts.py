@@ -109,6 +109,11 @@ class WholeExperts(Replacement):
         """Return the names of the weights."""
         return self.up[0], self.down[0]
 
+    @property
+    def biases(self) -> tuple[str, str]:
+        """Return the names of the biases, which may be absent."""
+        return self.up[1], self.down[1]
+
     def on(
         self,
         adapters: Mapping[str, tuple[Tensor, Tensor, float] | None],

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
 from fusedops.errors import InvalidInputError
+from fusedops.integrations.transformers._modules.experts import WholeExperts, recognised_whole_experts
+from fusedops.integrations.transformers._weights.checkpoint_experts import Mixture, MixturePlan, planned_mixture
 from fusedops.integrations.transformers._weights.layouts import (
     LAYOUTS,
     OTHER,
@@ -55,8 +57,10 @@ def from_packed(
     - "gptq", "awq": 4 bits, ``checkpoint_format`` "gptq" or "gptq_v2", ``version`` "gemm". Codes are turned to rows.
     - "bitsandbytes": "nf4"; doubly quantized scales are unpacked.
 
-    The activation is exact: scales that a checkpoint has for it (``input_scale``) are not read. Packed experts are
-    refused.
+    The activation is exact: scales that a checkpoint has for it (``input_scale``) are not read.
+
+    Experts that :func:`apply` would replace keep their packed weights too: those of gpt-oss ("mxfp4"), and those of the
+    formats above with a tensor for each expert. Their gate and up need blocks of whole rows, and one global scale.
 
     Args:
         path: of a folder, or the name of a repository of the Hub, with files of safetensors.
@@ -161,9 +165,14 @@ def _register() -> None:
         def _process_model_before_weight_loading(self, model: Any, checkpoint_files: list[str], **_: Any) -> None:
             checkpoint: dict[str, Any] = self.quantization_config.checkpoint  # pyright: ignore
             with torch.device("cpu"):  # the model is on the meta device, values of the files are not
-                self.plans, unread = _plans(model, checkpoint_files, checkpoint)
+                self.plans, self.mixtures, unread = _plans(model, checkpoint_files, checkpoint)
             for name in self.plans:
-                model.set_submodule(name, _Place(model.get_submodule(name)))
+                model.set_submodule(name, _Place({"bias": model.get_submodule(name).bias}))
+            for name, plan in self.mixtures.items():
+                own_parameters = plan.mixture.module._parameters
+                weights = plan.mixture.whole.weights
+                biases = {each: value for each, value in own_parameters.items() if each not in weights}
+                model.set_submodule(name, _Place(biases))
             own: Any = model._keys_to_ignore_on_load_unexpected
             self.ignored = own
             model._keys_to_ignore_on_load_unexpected = {*(own or ()), f"^({'|'.join(map(re.escape, unread))})$"}
@@ -173,15 +182,19 @@ def _register() -> None:
             for name, plan in self.plans.items():
                 bias = model.get_submodule(name).bias
                 model.set_submodule(name, _loaded(plan, bias, self.dtype))
+            for name, plan in self.mixtures.items():
+                biases: dict[str, Any] = model.get_submodule(name)._parameters
+                model.set_submodule(name, plan.load(biases, self.dtype))
             return model
 
 
 class _Place(Module):
-    """The place of a packed layer while transformers loads the rest, with its bias."""
+    """The place of a packed layer, or of packed experts, while transformers loads the rest, with their biases."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, biases: dict[str, Any]) -> None:
         super().__init__()
-        self.register_parameter("bias", layer.bias)
+        for name, bias in biases.items():
+            self.register_parameter(name, bias)
 
 
 def _loaded(plan: Plan, bias: Parameter | None, dtype: torch.dtype) -> QuantizedLinear:
@@ -193,13 +206,16 @@ def _loaded(plan: Plan, bias: Parameter | None, dtype: torch.dtype) -> Quantized
     return QuantizedLinear.of_packed(plan.load(), bias, dtype=dtype)
 
 
-def _plans(model: Any, files: list[str], checkpoint: dict[str, Any]) -> tuple[dict[str, Plan], list[str]]:
-    """Return the plans of the packed layers by name, and the names of tensors that transformers does not load."""
+def _plans(
+    model: Any, files: list[str], checkpoint: dict[str, Any]
+) -> tuple[dict[str, Plan], dict[str, MixturePlan], list[str]]:
+    """Return the plans of the packed layers and experts, and the names of tensors that transformers does not load."""
     modules: dict[str, Module] = dict(model.named_modules())
     names = _renamed(model, files)
     layers: dict[str, Layer] = {}
     others: list[tuple[str, Stored]] = []
     keys: dict[str, list[str]] = {}
+    mixtures: dict[str, Mixture] = {}
     for name, stored in names:
         path, leaf = _place_of(name, modules, model.base_model_prefix)
         module: Any = modules.get(path)
@@ -207,11 +223,16 @@ def _plans(model: Any, files: list[str], checkpoint: dict[str, Any]) -> tuple[di
             layer = layers.setdefault(path, Layer(path, (module.out_features, module.in_features), {}, checkpoint))
             layer.stored[leaf] = stored
             keys.setdefault(path, []).append(name)
+        elif "experts" in path and (mixture := _mixture(path, module, mixtures)) is not None:
+            if leaf not in mixture.whole.biases:
+                mixture.stored[stored.key] = stored
+                keys.setdefault(path, []).append(name)
         elif is_coded(stored.dtype):
             others.append((name, stored))
     _check_others(model, others)
     plans = {path: plan for path, layer in layers.items() if (plan := planned(layer, checkpoint["quant_method"]))}
-    if not plans:
+    packed = {path: planned_mixture(each, checkpoint) for path, each in mixtures.items() if each.is_packed}
+    if not plans and not packed:
         raise invalid(f"files without a packed layer of quant_method {checkpoint['quant_method']!r}",
                       f"packed linear layers of {type(model).__name__}")  # fmt: skip
     tied: dict[str, str] = model.all_tied_weights_keys
@@ -224,7 +245,17 @@ def _plans(model: Any, files: list[str], checkpoint: dict[str, Any]) -> tuple[di
             )  # fmt: skip
     biased = {path for path in plans if dict(modules[path].named_parameters()).get("bias") is not None}
     unread = [name for path in plans for name in keys[path] if path not in biased or not name.endswith(".bias")]
-    return plans, unread
+    return plans, packed, [*unread, *(name for path in packed for name in keys[path])]
+
+
+def _mixture(path: str, module: Any, known: dict[str, Mixture]) -> Mixture | None:
+    """Return the experts of a path, or None for another module."""
+    if path not in known:
+        whole = recognised_whole_experts(module)
+        if not isinstance(whole, WholeExperts):
+            return None
+        known[path] = Mixture(path, module, whole, {})
+    return known[path]
 
 
 def _renamed(model: Any, files: list[str]) -> list[tuple[str, Stored]]:
@@ -287,5 +318,5 @@ def _check_others(model: Any, others: Iterable[tuple[str, Stored]]) -> None:
 
 
 def _of_experts(key: str) -> InvalidInputError:
-    return invalid(f"{key}, packed experts", "packed linear layers: experts are not loaded packed",
+    return invalid(f"{key}, packed experts", "experts that apply replaces as a whole, with a tensor for each expert",
                    OTHER)  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from fusedops import quantization
-from fusedops.integrations._replacement import Replacement, replacement_of, restore
+from fusedops.integrations._replacement import Replaced, Replacement, replacement_of, restore
 from fusedops.integrations._replacement import replace as replace_forward
 from fusedops.integrations.transformers._modules.expert_adapters import (
     AdaptedExperts,
@@ -19,7 +19,7 @@ from fusedops.integrations.transformers._modules.expert_adapters import (
     recognised_adapter,
 )
 from fusedops.integrations.transformers._modules.experts import ADAPTERS, WholeExperts
-from fusedops.nn._quantized import KEYS
+from fusedops.nn._quantized import KEYS, PARTS
 from fusedops.quantization import FORMATS, Packed, block_of
 
 #: The formats of packed experts: those whose tensors are all bytes, which ``model.half()`` leaves as they are.
@@ -48,6 +48,11 @@ class PackedExperts(Replacement):
     takes_adapters = True
     stays = True
 
+    @property
+    def mixin(self) -> type[Replaced]:
+        """Return the class that keeps the dtypes of scales."""
+        return _Packed
+
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the experts of the tokens, of the routers' indices and of the weights."""
         (up, up_bias), (down, down_bias) = self.whole.up, self.whole.down
@@ -66,11 +71,34 @@ class PackedExperts(Replacement):
         return self
 
 
+class _Packed(Replaced):
+    """The part of experts' class that keeps the dtypes of scales: a rounded one is of another weight."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        own: Any = self
+        before = {name: each for name, each in own._buffers.items() if "_packed_" in name}
+        result = cast("Any", super())._apply(fn, recurse)
+        for name, part in before.items():
+            own._buffers[name] = part.to(own._buffers[name].device)
+        return result
+
+
 def packed_of(module: Any, name: str, format: str) -> Packed:
-    """Return a packed weight of a module, views of its parameter and buffer."""
-    codes, scales = getattr(module, f"{name}_{KEYS[format]}"), getattr(module, f"{name}_{KEYS[format]}_scales", None)
+    """Return a packed weight of a module, views of its parameter and buffers."""
+    key = f"{name}_{KEYS[format]}"
+    codes, parts = getattr(module, key), {part: getattr(module, f"{key}_{part}", None) for part in PARTS}
     columns = quantization.weights_of_row(codes.shape[-1], format)
-    return Packed(format, codes, scales, shape=(*codes.shape[:-1], columns))
+    return Packed(format, codes.detach(), **parts, shape=(*codes.shape[:-1], columns))
+
+
+def hold(module: Any, name: str, packed: Packed) -> None:
+    """Let a module keep a packed weight: the codes as a parameter, what is beside them as buffers."""
+    key = f"{name}_{KEYS[packed.format]}"
+    for part, tensor in packed.tensors().items():
+        if part == "codes":
+            module.register_parameter(key, Parameter(tensor, requires_grad=False))
+        else:
+            module.register_buffer(f"{key}_{part}", tensor)
 
 
 def reason_to_leave(module: Module, experts: WholeExperts, format: str) -> str:
@@ -100,10 +128,9 @@ def pack_experts(module: Any, experts: WholeExperts, format: str) -> None:
         weight: Tensor = getattr(module, name).detach()
         packed = quantization.pack(weight.mT if experts.transposed else weight, format)
         delattr(module, name)
-        module.register_parameter(f"{name}_{KEYS[format]}", Parameter(packed.codes, requires_grad=False))
-        if packed.scales is not None:
-            module.register_buffer(f"{name}_{KEYS[format]}_scales", packed.scales)
+        hold(module, name, packed)
     needs = (settings[0][1], settings[1][1])
+    restore(module)  # the class that apply gave it
     replace_forward(module, PackedExperts(experts, applied, format, settings[0][0], needs))
 
 
@@ -130,9 +157,10 @@ def unpack_experts(modules: Iterable[Any]) -> None:
             continue
         for (name, _), needs in zip((own.whole.up, own.whole.down), own.requires_grad):
             weight = quantization.unpack(packed_of(module, name, own.format), own.dtype)
-            for key in (f"{name}_{KEYS[own.format]}", f"{name}_{KEYS[own.format]}_scales"):
-                if hasattr(module, key):
-                    delattr(module, key)
+            key = f"{name}_{KEYS[own.format]}"
+            for each in (key, *(f"{key}_{part}" for part in PARTS)):
+                if hasattr(module, each):
+                    delattr(module, each)
             weight = weight.mT.contiguous() if own.whole.transposed else weight
             module.register_parameter(name, Parameter(weight, requires_grad=needs))
         restore(module)
