@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import pathlib
 import re
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -147,6 +148,23 @@ def test_both_decoders_have_the_same_loss_at_every_step(
         assert len(loads) == 5
         for shares in loads:  # of two blocks
             assert sum(map(float, shares[1:])) == pytest.approx(2.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
+def test_packed_experts_answer_as_those_of_bfloat16_and_have_adapters(program: Any) -> None:
+    sizes = ("--layers", 2, "--experts", 4, "--width", 256, "--tokens", 8, "--steps", 4)
+    done = program(EXAMPLES / "moe_chat.py", *sizes)
+    assert done.returncode == 0, done.stderr
+    memory = re.search(r"memory of the experts +(\S+) MiB +(\S+) MiB", done.stdout)
+    gap = re.search(r"differ by at most (\S+), of logits up to (\S+)", done.stdout)
+    losses = re.search(r"loss (\S+) at the first step, (\S+) at the last", done.stdout)
+    assert memory is not None
+    assert gap is not None
+    assert losses is not None
+    assert float(memory[2]) < 0.3 * float(memory[1])
+    assert float(gap[1]) < 0.02 * float(gap[2])  # those of a tie
+    assert float(losses[2]) < float(losses[1])
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ ELSEWHERE = {
     "make demo": ("docs/test_demo.py", "train_gpt.py"),
     "python examples/train_gpt.py": ("docs/test_demo.py", "train_gpt.py"),
     "python examples/train_moe.py": ("docs/test_demo.py", "train_moe.py"),
+    "python examples/moe_chat.py": ("docs/test_demo.py", "moe_chat.py"),
     "make chat": ("docs/test_smollm2.py", "smollm2.py"),
     "make finetune": ("docs/test_smollm2.py", "finetune.py"),
     "make preference": ("docs/test_preference.py", '"preference"'),
