@@ -29,6 +29,13 @@ def test_packed_experts_compute_what_unpacked_ones_do(name: str, first: Any) -> 
     torch.testing.assert_close(logits(model), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("format", ["NVFP4", "FP8_BLOCK", "INT4_GROUP", "FP4_GROUP32"])
+def test_experts_in_a_format_of_the_hub(format: str) -> None:
+    plain, model = rounded(made("Mixtral"), format), made("Mixtral")
+    assert quantize(model, skip=OTHERS, experts=format).ops == {"quantized_experts": 2}
+    torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-5)
+
+
 @every_model
 def test_the_way_back_and_the_state_dict(name: str) -> None:
     model, plain = made(name), rounded(made(name), "Q8_0")

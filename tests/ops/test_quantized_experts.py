@@ -68,7 +68,8 @@ def unpacked(call: dict[str, Any]) -> dict[str, Any]:
             if each.is_floating_point() else each for name, each in call.items()}  # fmt: skip
 
 
-def near(got: list[Tensor], want: list[Tensor], share: float = 2e-5) -> None:
+def near(got: list[Tensor], want: list[Tensor], share: float = 6e-6) -> None:
+    """Compare with float64. Of float32, also unpacked, gradients are off by 3.5e-6 where weights are large (Q6_K)."""
     for number, (one, other) in enumerate(zip(got, want)):
         largest = other.abs().max().clamp(min=1e-30)
         assert (one.double() - other).abs().max() <= share * largest, number

@@ -69,6 +69,7 @@ def rounded(model: Any, format: str) -> Any:
     for each in experts_of(model):
         for weight in (each.gate_up_proj, each.down_proj):
             as_packed = weight.data.mT if each.is_transposed else weight.data
-            values = unpack(pack(as_packed, format))
+            columns = as_packed.shape[2]
+            values = unpack(pack(as_packed, format, group=columns if columns % 128 else 128))
             weight.data = values.mT.contiguous() if each.is_transposed else values
     return model

@@ -20,10 +20,10 @@ from fusedops.integrations.transformers._modules.expert_adapters import (
 )
 from fusedops.integrations.transformers._modules.experts import ADAPTERS, WholeExperts
 from fusedops.nn._quantized import KEYS, PARTS
-from fusedops.quantization import FORMATS, Packed, block_of
+from fusedops.quantization import FORMATS, SCALED, Packed, block_of
 
-#: The formats of packed experts: those whose tensors are all bytes, which ``model.half()`` leaves as they are.
-FORMATS_OF_EXPERTS = (*FORMATS, "MXFP4")
+FORMATS_OF_EXPERTS = (*FORMATS, *SCALED)
+_GROUP = 128  # columns of a scale of INT4_GROUP, where they divide a row
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,9 @@ def pack_experts(module: Any, experts: WholeExperts, format: str) -> None:
     settings = [(getattr(module, name).dtype, getattr(module, name).requires_grad) for name in names]
     for name in names:
         weight: Tensor = getattr(module, name).detach()
-        packed = quantization.pack(weight.mT if experts.transposed else weight, format)
+        weight = weight.mT if experts.transposed else weight
+        columns = weight.shape[2]
+        packed = quantization.pack(weight, format, group=columns if columns % _GROUP else _GROUP)
         delattr(module, name)
         hold(module, name, packed)
     needs = (settings[0][1], settings[1][1])
