@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -364,6 +365,25 @@ def test_the_keys_that_a_call_chooses(function: Any, masked: bool, is_causal: bo
     chosen = of_blocks.repeat_interleave(2, -1)[..., :5].repeat_interleave(2, 1)
     out = function(module, *qkv, mask, scaling=0.3, block_indices=blocks)[0]
     torch.testing.assert_close(out.double(), written_out(*qkv, chosen & visible), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("options", [{}, {"s_aux": torch.tensor([0.1, -0.2, 0.3, 2.0])}, {"sliding_window": 17}])
+def test_few_chosen_keys_are_not_a_mask(masked: bool, is_causal: bool, options: dict[str, Any]) -> None:
+    """Also where a cache of a fixed size has more keys than the call sees."""
+    q, k, v = (torch.randn(2, heads, length, 8) for heads, length in ((4, 9), (2, 40), (2, 40)))
+    mask = torch.rand(2, 1, 9, 40) < 0.6 if masked else None
+    keys = torch.rand(2, 9, 40).argsort(-1)[..., :7].to(torch.int32)
+    keys[..., 3] = -1
+    if not masked and not is_causal:
+        options = {name: value for name, value in options.items() if name != "sliding_window"}
+    call = partial(attention_forward, Module(is_causal), q, k, v, mask, scaling=0.3, **options)
+    fusedops.reset_stats()
+    got = call(indices=keys)[0]
+    assert {count.op for count in fusedops.stats().counts} == {"sparse_attention"}
+    want = softmax_forward(Module(is_causal), q, k, v, mask, scaling=0.3, indices=keys, **options)[0]
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("function", [attention_forward, softmax_forward])

@@ -29,7 +29,7 @@ from fusedops.integrations.transformers._attention.packed_cache import PackedKey
 from fusedops.integrations.transformers._attention.packed_mask import PackedMask
 from fusedops.integrations.transformers._attention.paged import PAGED, is_paged, of_paged_cache
 from fusedops.integrations.transformers._attention.sequences import attention_of_sequences
-from fusedops.integrations.transformers._attention.sparse import with_chosen_keys
+from fusedops.integrations.transformers._attention.sparse import chosen_keys, with_chosen_keys
 
 ATTENTION, SOFTMAX = "fusedops", "fusedops_softmax"
 _attributes = object.__getattribute__  # that of a config of transformers takes 0.6 us, its output_attentions 1.3
@@ -78,7 +78,7 @@ def attention_forward(
     # every call that can be left out counts: the weights that are read between two layers evict this code from the
     # cache, and a call then takes some ten times as long as in a loop
     probabilities = _gives_probabilities(module)
-    reason = None
+    reason = indices = None
     if type(key) is PackedKeys:
         reason = _reason_for_softmax(attention_mask, dropout, {"output_attentions": probabilities, **kwargs})
         if is_causal is False or any(kwargs.get(name) is not None for name in ("indices", "block_indices")):
@@ -96,8 +96,11 @@ def attention_forward(
         if _is_additive(attention_mask) and not attention_mask.is_floating_point():
             return sdpa_attention_forward(module, query, key, value, attention_mask)  # the error is torch's
         causal = attention_mask is None and _is_causal(module, query, is_causal)
-        attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
         reason = _reason_for_softmax(attention_mask, 0.0, options)
+        if reason is None and not dropout and type(attention_mask) is not PackedMask:
+            indices = chosen_keys(module, query, key, kwargs)
+        if indices is None:
+            attention_mask = with_chosen_keys(module, query, key, attention_mask, causal, kwargs)
     sinks: Tensor | None = kwargs.get("s_aux")
     if reason is None and sinks is None and dropout > 0 and _takes_dropout(query):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
@@ -121,19 +124,19 @@ def attention_forward(
     causal, window = False, None
     if attention_mask is None:
         causal = _is_causal(module, query, is_causal)
-        if causal:
+        if causal and indices is None:
             key, value = _seen(key, query, causal), _seen(value, query, causal)
         if "sliding_window" in kwargs:
             window = _window(kwargs["sliding_window"], query, key, causal)
     mask = None if attention_mask is None else attention_mask.logical_not()
     # a query of one token sees the window that ends with the last key
-    alignment = "lower_right" if window is not None and not causal else causal
+    alignment = "lower_right" if window is not None and not causal else "upper_left" if causal else False
     if sinks is None:
-        out = ops.attention(query, key, value, mask, scaling, causal=alignment, window=window)
+        out = ops.attention(query, key, value, mask, scaling, causal=alignment, window=window, indices=indices)
     else:
         out, lse = ops.attention(
-            query, key, value, mask, scaling, causal=alignment, window=window, return_lse=True
-        )  # fmt: skip
+            query, key, value, mask, scaling, causal=alignment, window=window, return_lse=True, indices=indices
+        )
         out = with_sinks(out, lse, sinks)
     return out.transpose(1, 2).contiguous(), None
 

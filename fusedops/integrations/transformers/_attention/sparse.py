@@ -1,4 +1,4 @@
-"""The keys that a model chooses for each query, as a mask.
+"""The keys that a model chooses for each query: as indices for :func:`fusedops.attention`, or as a mask.
 
 Models with an indexer (DeepSeek-V3.2, MiniMax-M3) put the choice into the mask for transformers' "eager" and "sdpa"
 alone. Any other implementation gets it as an argument: ``indices`` of keys, (B, Sq, K), or ``block_indices`` of blocks
@@ -13,6 +13,40 @@ import torch
 from torch import Tensor
 
 from fusedops.errors import InvalidInputError
+
+_FEW = 4  # as many keys, at least, as are chosen: below, all scores in tiles take no longer than gathered keys
+
+
+def chosen_keys(module: Any, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the indices of the keys that a call chooses, (B, 1 or Nk, Sq, K), where the call is faster by these.
+
+    None where it is faster with a mask: where few keys are left out, or on another device than a CPU, where
+    sparse_attention has no kernel of its own, or where blocks are chosen for each query head.
+
+    Args:
+        module: the attention module; of blocks, ``indexer.block_size`` is their size.
+        query: (B, N, Sq, D).
+        key: (B, Nk, Sk, D).
+        kwargs: of the call.
+
+    >>> q, keys = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 64, 4)
+    >>> chosen_keys(None, q, keys, {"indices": torch.tensor([[[5, 2]]])})
+    tensor([[[[5, 2]]]])
+    """
+    keys: Any = kwargs.get("indices")
+    blocks: Any = kwargs.get("block_indices")
+    if not query.is_cpu or (keys is None and blocks is None):
+        return None
+    size = key.shape[2]
+    if keys is not None:
+        _check("indices", keys, (query.shape[0], query.shape[2]), "(B, Sq, K)")
+        return None if keys.shape[-1] * _FEW > size else keys[:, None]
+    width = _width(module)
+    _check("block_indices", blocks, (query.shape[0], None, query.shape[2]), "(B, a divisor of N, Sq, K)")
+    if blocks.shape[-1] * width * _FEW > size or blocks.shape[1] not in (1, key.shape[1]):
+        return None
+    indices = blocks[..., None] * width + torch.arange(width, device=blocks.device)
+    return torch.where((blocks[..., None] < 0) | (indices >= size), -1, indices).flatten(-2)
 
 
 def with_chosen_keys(
@@ -42,15 +76,20 @@ def with_chosen_keys(
         _check(name, keys, (query.shape[0], query.shape[2]), "(B, Sq, K)")
         chosen = _chosen(keys, size)[:, None]
     else:
-        width = getattr(getattr(module, "indexer", None), "block_size", None)
-        if width is None:
-            raise _error(name, "a module without indexer.block_size for", "a module that has it")
+        width = _width(module)
         _check(name, blocks, (query.shape[0], None, query.shape[2]), "(B, a divisor of N, Sq, K)")
         chosen = _chosen(blocks, -(-size // width)).repeat_interleave(width, -1)[..., :size]
         chosen = chosen.repeat_interleave(query.shape[1] // chosen.shape[1], 1)
     if mask is None:
         return chosen.tril() if causal else chosen
     return mask & chosen if mask.dtype == torch.bool else mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)
+
+
+def _width(module: Any) -> int:
+    width = getattr(getattr(module, "indexer", None), "block_size", None)
+    if width is None:
+        raise _error("block_indices", "a module without indexer.block_size for", "a module that has it")
+    return width
 
 
 def _chosen(indices: Tensor, size: int) -> Tensor:
