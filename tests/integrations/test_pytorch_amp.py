@@ -36,6 +36,7 @@ WITH_MATMULS = (
     "linear_log_probs",
     "quantized_experts",
     "quantized_linear",
+    "sparse_attention",
     "varlen_attention",
 )  # in the reference
 
@@ -54,6 +55,7 @@ DTYPES: dict[str, list[list[torch.dtype]]] = {
     "linear_log_probs": [[BF16, FP32], [FP32]],
     "merge_attention": [[BF16, FP32, BF16, FP32], [FP32], [BF16, FP32]],
     "rotary_embedding": [[FP16], [BF16, BF16, FP32]],
+    "sparse_attention": [[BF16], [FP32]],
     "varlen_attention": [[BF16], [FP32]],
 }
 OTHERS = [[BF16], [FP32], [BF16, FP32]]

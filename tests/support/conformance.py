@@ -86,6 +86,8 @@ IN_BLOCKS = (
     "linear_cross_entropy",
     "linear_log_probs",
     "quantized_linear",
+    "select_keys",
+    "sparse_attention",
     "varlen_attention",
 )
 # A graph that torch.compile makes is of the registered op, by autograd's formulas of the op: it is that of eager on all
@@ -246,6 +248,7 @@ def _has_no_case(check: testing.Check) -> bool:
         ("npu", "needs"),
         ("linear", "float64"),  # of cpu, which takes float32 alone
         ("attention", "dtypes"),
+        ("sparse_attention", "dtypes"),
         ("varlen_attention", "dtypes"),
         ("flash_attn_on_cpu", "masked_rows"),
         ("zentorch", "masked_rows"),

@@ -34,6 +34,7 @@ from fusedops.constraints import (
     SameShape,
     Window,
 )
+from fusedops.ops.attention.arguments import KeyCount
 from fusedops.testing._kernel_calls import KernelCalls
 from fusedops.testing._variants import variants
 
@@ -65,7 +66,7 @@ WRONG: dict[type[Constraint], tuple[Any, ...]] = {
     Probability: (*NO_NUMBERS, -0.1, 1.1, None, torch.tensor(0.5), np.float32(0.3), Fraction(1, 2), Decimal(0)),
     OneOf: (None, "erf", "", "TANH", 1, True, ["tanh"], ONE, np.ones(2), b"tanh", {}, -1, 2, "-2", -2.0),
     Integer: (1.0, None, "1", 2**63, np.int64(1), True, ONE),
-    Count: (0, -1, 1.5, "1", [1], np.ones(2)),
+    **dict.fromkeys((Count, KeyCount), (0, -1, 1.5, "1", [1], np.ones(2))),
     Alignment: ("", "left", 1, None, ["none"], b"none", ONE),
     Window: (3, "ab", (1,), (1, -1), (1.0, 2), [1, 2, 3], ONE),
 }
