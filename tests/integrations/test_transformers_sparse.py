@@ -96,6 +96,7 @@ def test_results_gradients_and_remove(family: str) -> None:
     fusedops.reset_stats()
     got, others = outcome(model)
     assert ("sparse_attention", "cpu") in calls()
+    assert (("select_keys", "cpu") in calls()) == (FAMILIES[family] is LATENT)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     assert len(gradients) == len(others)
     for one, other in zip(others, gradients):

@@ -34,6 +34,7 @@ from fusedops.integrations.transformers._mixers.recognition import recognised_mi
 from fusedops.integrations.transformers._modules.expert_adapters import recognised_adapter
 from fusedops.integrations.transformers._modules.experts import recognised_experts
 from fusedops.integrations.transformers._modules.gated_norms import recognised_gated_norm
+from fusedops.integrations.transformers._modules.indexers import recognised_indexer
 from fusedops.integrations.transformers._rotary.layouts import layouts_of
 from fusedops.integrations.transformers._rotary.modules import recognised_rotary
 from fusedops.integrations.transformers._routers.recognition import recognised_router
@@ -49,6 +50,7 @@ _OPS = (
     "experts",
     "top_k_routing",
     "rotary_embedding",
+    "select_keys",
     "causal_conv1d",
     "linear_attention",
     "cross_entropy",
@@ -114,6 +116,7 @@ def apply(model: Module, *, ops: Iterable[str] | None = None, fused_loss: bool =
         "adapter of experts": lambda module: recognised_adapter(module) if "experts" in chosen else None,
         "experts": lambda module: recognised_experts(module, whole="experts" in chosen),
         "linear_attention": recognised_mixer,
+        "select_keys": lambda module: recognised_indexer(module, lambda each: recognised_rotary(each, layouts)),
         "rotary_embedding": lambda module: recognised_rotary(module, layouts),
         "top_k_routing": recognised_router,
         "bias_gelu": lambda module: None if module in inside else recognised_activation(module),

@@ -34,10 +34,8 @@ class Rotary(Replacement):
     copied: Callable[..., Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        forward = self.original.forward
-        own = cast("FunctionType", inspect.unwrap(forward)).__globals__
-        functions = {name: _op_or_own(function, own[name]) for name, function in self.functions}
-        object.__setattr__(self, "copied", copied(forward, functions))
+        functions = functions_of(self.original, self.functions)
+        object.__setattr__(self, "copied", copied(self.original.forward, functions))
 
     def __reduce__(self) -> Any:
         return Rotary, (self.op, self.original, self.functions)
@@ -45,6 +43,14 @@ class Rotary(Replacement):
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the copy of the module's forward."""
         return self.copied(module, *args, **kwargs)
+
+
+def functions_of(
+    original: type[Module], functions: tuple[tuple[str, RotaryFunction], ...]
+) -> dict[str, Callable[..., Any]]:
+    """Return what a copy of a module's forward calls in place of its rotary functions, by name."""
+    own = cast("FunctionType", inspect.unwrap(original.forward)).__globals__
+    return {name: _op_or_own(function, own[name]) for name, function in functions}
 
 
 def _op_or_own(function: RotaryFunction, own: Callable[..., Any]) -> Callable[..., Any]:
