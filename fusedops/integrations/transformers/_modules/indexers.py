@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.utils._pytree import tree_map
 
 from fusedops import ops
 from fusedops._torch import is_traced
@@ -122,12 +121,17 @@ class Scores:
             r = args[1]._recorded
             if r.relu and r.weights is None and first.shape == (*r.q.shape[:2], 1, r.q.shape[2]):
                 return Scores(r._replace(weights=first[..., 0, :]))
-        args, kwargs = tree_map(_computed, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        options: dict[str, Any] = kwargs or {}
+        return func(*_computed(args), **{name: _computed(value) for name, value in options.items()})
 
 
 def _computed(value: Any) -> Any:
-    return value.computed() if type(value) is Scores else value
+    """Return the tensors in place of scores, also in a list or a tuple."""
+    is_list, is_tuple = isinstance(value, list), isinstance(value, tuple)
+    if not is_list and not is_tuple:
+        return value.computed() if isinstance(value, Scores) else value
+    each: list[Any] = [_computed(item) for item in value]
+    return each if is_list else tuple(each)
 
 
 class _Torch:
