@@ -539,9 +539,10 @@ def with_factors(a: ArgsOf) -> ArgsOf:
             continue
         pair = cast("tuple[Any, ...]", given)
         if len(pair) != 2 or getattr(a, f"{name}_b") is not None:
+            op = "experts" if isinstance(a, ExpertsArgs) else "quantized_experts"
             beside = "" if getattr(a, f"{name}_b") is None else f" beside {name}_b"
             raise InvalidInputError(
-                f"experts: got {len(pair)} factors as {name}{beside}, expected (A, B), of (E, r, inputs) and (E, "
+                f"{op}: got {len(pair)} factors as {name}{beside}, expected (A, B), of (E, r, inputs) and (E, "
                 f"outputs, r); to fix: pass both factors of LoRA as a pair"
             )
         a = a._replace(**{name: pair[0], f"{name}_b": pair[1]})
