@@ -29,7 +29,7 @@ from fusedops._dispatch.registered.symbolic_floats import SymbolicFloats
 from fusedops._plugins.registry import registry
 from fusedops._policy.policy import check_text
 from fusedops._report.user_frame import user_stack_level
-from fusedops._torch import destroy, is_onnx_export, register_fake
+from fusedops._torch import define, destroy, is_onnx_export, register_fake
 from fusedops._version import __version__
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 
@@ -147,10 +147,12 @@ def unregister_op(op: Op) -> None:
 def _define(
     library: torch.library.Library, name: str, schema: str, impl: Implementations, autograd: Callable[..., Any]
 ) -> None:
-    if not name.endswith(".symbolic"):  # whose schema follows from the op's
+    if name.endswith(".symbolic"):  # its schema follows from the op's
+        library.define(f"{name}{schema}")
+    else:
         _schemas[name] = schema
         _mark.cache_clear()
-    library.define(f"{name}{schema}")
+        define(library, name, schema)
     library.impl(name, impl.run, "CompositeExplicitAutograd")
     register_fake(library, name, impl.fake)
     library.impl(name, autograd, "Autograd", with_keyset=True)
