@@ -111,7 +111,8 @@ def _made(op: Op, call: Mapping[str, Any], name: str) -> Any:
     for each in indices(op):
         if each.name == name:
             of_row = torch.rand((*spec.shape[:-1], call[each.of].shape[each.dim]), device=spec.device)
-            return of_row.argsort(-1)[..., : spec.shape[-1]].to(spec.dtype)
+            index = of_row.argsort(-1)[..., : spec.shape[-1]].to(spec.dtype)
+            return torch.nn.functional.pad(index, (0, spec.shape[-1] - index.shape[-1]), value=-1)
     if spec.is_floating_point():
         numbers = torch.randn(spec.shape, dtype=spec.dtype, device=spec.device)
         bounds = [(each.low, each.high) for each in between(op) if each.name == name]

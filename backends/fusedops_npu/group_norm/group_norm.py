@@ -45,7 +45,7 @@ def _are_alike(x: Any, given: list[Any]) -> bool:
     OneOf("activation", SILU),
     source="torch_npu.npu_group_norm_silu",
     adapts=(Adaptation("affine", "weight and bias are passed in float32", _affine_cost),),
-    deviations=(_INFINITE,),
+    deviations=(_INFINITE, Deviation("no-backward", "the gradients are those of eager")),
     rows_independent=NOT_PROMISED,
 )
 def group_norm(a: GroupNormArgs, save: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -34,7 +34,7 @@ MLA = {
     "v_head_dim": 8,
 }
 DEEPSEEK = {**MOE, **MLA, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-INDEXER = {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}
+INDEXER = {"index_topk": 4, "index_n_heads": 8, "index_head_dim": 16}  # of fewer heads many scores are 0 and tie
 HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 LINEAR = {
     **HYBRID,
