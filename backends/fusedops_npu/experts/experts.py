@@ -17,6 +17,7 @@ Source: torch_npu.npu_grouped_matmul, npu_swiglu, npu_geglu, with the limits of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fusedops import Adaptation, Deviation, kernel, ops
-from fusedops.constraints import Dim, DType, Present, SameDType
+from fusedops.constraints import Arguments, Boundary, Dim, DType, Present, Reason, SameDType
 from fusedops.ops.experts.arguments import ExpertsArgs, ExpertsGradArgs
 from fusedops.ops.experts.formulas import Activation, experts_of
 from fusedops_npu._row_order import NOT_PROMISED
@@ -32,6 +33,36 @@ from fusedops_npu.experts import grouped_matmul
 from fusedops_npu.gated import geglu, swiglu
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class _NoFactors(Present):
+    """No factors of LoRA of ``up`` and of ``down``."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the first factors."""
+        return "up_lora", "down_lora"
+
+    def expression(self, constants: dict[str, object]) -> str:
+        return " and ".join(f"{name} is None" for name in self.names)
+
+    def reasons(self, args: Arguments) -> list[Reason]:
+        given = [name for name in self.names if args[name] is not None]
+        fix = "merge the factors of LoRA into the weights"
+        return [Reason(self.code, f"a {given[0]}", f"no {given[0]}", fix)] if given else []
+
+    def describe(self) -> str:
+        return f"{' and '.join(self.names)}: not accepted"
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        yield Boundary("no factors", {**args, **dict.fromkeys(self.names)}, True)
+        if self.reasons(args):
+            yield Boundary("factors", args, False)
+
+
 _LIMITS = (
     DType("x", *_DTYPES),
     SameDType("up", "x"),
@@ -41,7 +72,7 @@ _LIMITS = (
     DType("down_bias", *_DTYPES),
     Dim("up", (0,), at_most=1023),  # as grouped_matmul
     Dim("up", (-2, -1), at_most=65535),
-    *(Present(name, False, fix="merge the factors of LoRA into the weights") for name in ("up_lora", "down_lora")),
+    _NoFactors("up_lora"),
 )
 _INFINITE = Deviation(
     "infinite-gate", "torch_npu does not document swiglu and geglu of a gate of -inf: NaN, where the op has 0, may come"

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+_NO_LORA = (None, None, None, None, 1.0)
+
 
 def launch_experts(case: dict[str, Any]) -> None:
     """Make the launches of a case. op: "experts", "experts few" (without saved values), "experts activation" (of what
@@ -39,6 +41,8 @@ def launch_experts(case: dict[str, Any]) -> None:
         _grouped_matmul.products_forward(x, empty(*up), empty(experts, of=torch.int64), biases[0], transposed)
     elif case["op"].endswith("backward"):
         hidden = empty(tokens * choices, outputs)
-        _experts.experts_backward(ExpertsGradArgs(x, *tensors, hidden, *act, transposed, (True,) * 6))
+        _experts.experts_backward(
+            ExpertsGradArgs(x, *tensors, hidden, *act, transposed, *_NO_LORA, (True,) * 6 + (False,) * 4)
+        )
     else:
-        _experts.experts(ExpertsArgs(*tensors, *act, transposed), not case["op"].endswith("few"))
+        _experts.experts(ExpertsArgs(*tensors, *act, transposed, *_NO_LORA), not case["op"].endswith("few"))
