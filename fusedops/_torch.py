@@ -145,7 +145,7 @@ def storage_of(weak: int) -> torch.UntypedStorage | None:
 def define(library: torch.library.Library, name: str, schema: str) -> None:
     """Define the first overload of an op of ours.
 
-    Library.define asks torch.ops for the op before, and waits for an AttributeError: three quarters of its time.
+    Library.define asks torch.ops for the op before, and waits for an AttributeError: half of its time or more.
     """
     of_library = cast("Any", library)
     of_library.m.define(f"{name}{schema}", "", ())

@@ -15,13 +15,8 @@ from fusedops.constraints.values import Value
 ALIGNMENTS = ("upper_left", "lower_right")
 
 
-class ScoreMask(TensorConstraint):
-    """The mask broadcasts to the scores of queries and keys, (B, Nq, Sq, Sk).
-
-    >>> from fusedops.constraints import ScoreMask
-    >>> ScoreMask("mask", "q", "k").describe()
-    'mask: broadcasts to the scores of q and k'
-    """
+class OfQueriesAndKeys(TensorConstraint):
+    """The sizes of a tensor are those of queries and keys."""
 
     code = ReasonCode.SIZE
     reads_shapes = True
@@ -33,6 +28,15 @@ class ScoreMask(TensorConstraint):
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, self.q, self.k)
+
+
+class ScoreMask(OfQueriesAndKeys):
+    """The mask broadcasts to the scores of queries and keys, (B, Nq, Sq, Sk).
+
+    >>> from fusedops.constraints import ScoreMask
+    >>> ScoreMask("mask", "q", "k").describe()
+    'mask: broadcasts to the scores of q and k'
+    """
 
     def expression(self, constants: dict[str, object]) -> str:
         fits = constant(constants, broadcasts)
@@ -72,24 +76,13 @@ class ScoreMask(TensorConstraint):
         return {f"{self.name} {kind}": mask.replace(shape=shape) for kind, shape in shapes.items()}
 
 
-class IndicesOfKeys(TensorConstraint):
+class IndicesOfKeys(OfQueriesAndKeys):
     """The indices have a row for each query, of one head or of each key head: (B, 1 or Nk, Sq, K).
 
     >>> from fusedops.constraints import IndicesOfKeys
     >>> IndicesOfKeys("indices", "q", "k").describe()
     'indices: (B, Sq, K) or (B, 1 or Nk, Sq, K) of q and k'
     """
-
-    code = ReasonCode.SIZE
-    reads_shapes = True
-
-    def __init__(self, name: str, q: str, k: str) -> None:
-        super().__init__(name)
-        self.q, self.k = Constraint(q).name, Constraint(k).name
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, self.q, self.k)
 
     def expression(self, constants: dict[str, object]) -> str:
         shape, q = f"{self.name}.shape", f"{self.q}.shape"

@@ -28,17 +28,12 @@ def select_keys(a: SelectKeysArgs) -> LibraryCall | Tensor:
     index = q.new_empty((batch, queries, a.count), dtype=torch.int32)
     if not index.numel():
         return index
-    if not keys or not heads:
-        return _without_scores(a, index)
+    if not keys:
+        return index.fill_(-1)
+    if not heads:  # each score is 0
+        return index.copy_(ops.OPS["select_keys"].reference(*a))
     strides = (0, 0, 0) if a.mask is None else a.mask.expand(batch, queries, keys).stride()
     _, high = masks.band(queries, keys, a.causal, None)
     sizes = (DTYPE_CODES[q.dtype], DTYPE_CODES[a.weights.dtype], batch, queries, heads, keys, size, a.count)
     fields = (q, k, dense(a.weights), a.mask, index, *sizes, *q.stride()[:3], *k.stride()[:2], *strides)
     return LibraryCall(library().select_keys, (*fields, keys if high is None else high, a.scale), index)
-
-
-def _without_scores(a: SelectKeysArgs, index: Tensor) -> Tensor:
-    """Return the index where every score is 0, as of no heads, or there are no keys."""
-    from fusedops.ops.attention.select_keys import reference
-
-    return index.copy_(reference(a)) if a.k.shape[1] else index.fill_(-1)

@@ -121,7 +121,7 @@ def failure(status: int) -> Exception:
         )
     if status == 6:
         return InvalidInputError(
-            "fusedops_cpu: got an index of indices that is no key, expected -1, or from 0 to Sk - 1; to fix: pass the "
+            "fusedops_cpu: got indices of which one is no key, expected -1, or from 0 to Sk - 1; to fix: pass the "
             "indices of keys, as fusedops.select_keys returns them"
         )
     return InvalidInputError(

@@ -21,7 +21,7 @@ class _ChosenCall(Call):
 
     def __init__(self, a: AttentionArgs | AttentionGradArgs, indices: Tensor) -> None:
         super().__init__(a)
-        check_indices(indices, self.sk, once=True)
+        check_indices(indices, self.sk)
         self.indices, self.masks_some = indices, True
 
     def masked(self, part: Part) -> list[Tensor]:

@@ -6,11 +6,30 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fusedops._contract.constraint import Arguments, is_tensor
+from fusedops._contract.constraint import Arguments, Constraint, is_tensor
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._report.reason import ReasonCode
 from fusedops._storages import freed_error, is_freed
-from fusedops.constraints import Beside, Offsets, TensorConstraint, Value, broadcasts, constant
+from fusedops.constraints import (
+    Alignment,
+    Beside,
+    DimMultiple,
+    Finite,
+    Flag,
+    Floating,
+    Mask,
+    Offsets,
+    Rank,
+    SameDevice,
+    SameDims,
+    SameDType,
+    ScoreMask,
+    Value,
+    Window,
+    broadcasts,
+    constant,
+)
+from fusedops.constraints.attention import OfQueriesAndKeys
 from fusedops.constraints.relations import may_broadcast
 from fusedops.constraints.tensors import possible
 from fusedops.dtypes import compute_dtype
@@ -486,19 +505,8 @@ class SharedKeys(Beside):
             yield from self.shaped(tensor, [(b, 5, d), (b, 5, d + 1), (b + 1, 5, d), (b, 1, 5, d), (5, d)])
 
 
-class VisibleKeys(TensorConstraint):
+class VisibleKeys(OfQueriesAndKeys):
     """The mask broadcasts to (B, S, T), the scores of q (B, S, H, D) and k (B, T, D)."""
-
-    code = ReasonCode.SIZE
-    reads_shapes = True
-
-    def __init__(self, name: str, q: str, k: str) -> None:
-        super().__init__(name)
-        self.q, self.k = q, k
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, self.q, self.k)
 
     def expression(self, constants: dict[str, object]) -> str:
         fits = constant(constants, broadcasts)
@@ -550,12 +558,12 @@ class SelectKeysArgs(NamedTuple):
     mask: Tensor | None = None
 
 
-def check_indices(indices: Tensor, keys: int, once: bool) -> None:
-    """Raise an InvalidInputError where an index on a CPU is no key, or with ``once`` where a key is there twice.
+def check_indices(indices: Tensor, keys: int) -> None:
+    """Raise an InvalidInputError where an index on a CPU is no key, or a key is in a row twice.
 
     >>> import torch
     >>> from fusedops.ops.attention.arguments import check_indices
-    >>> check_indices(torch.tensor([[3, -1, 0]]), 4, once=True)
+    >>> check_indices(torch.tensor([[3, -1, 0]]), 4)
     """
     if not indices.is_cpu or not indices.numel():
         return
@@ -567,11 +575,35 @@ def check_indices(indices: Tensor, keys: int, once: bool) -> None:
         )
     ordered = indices.sort(-1).values
     twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-    if once and bool(twice.any()):
+    if bool(twice.any()):
         raise InvalidInputError(
             f"sparse_attention: got key {int(ordered[..., 1:][twice][0])} twice in a row of indices, expected each key "
             f"once; to fix: pass -1 in its other places"
         )
+
+
+CONSTRAINTS: tuple[Constraint, ...] = (
+    Floating("q"),
+    Floating("k"),
+    Floating("v"),
+    Rank("q", 4),
+    Rank("k", 4),
+    Rank("v", 4),
+    SameDevice("k", "q"),
+    SameDevice("v", "q"),
+    SameDType("k", "q"),
+    SameDType("v", "q"),
+    SameDims("k", "q", (0, 3)),
+    SameDims("v", "k", (0, 1, 2)),
+    DimMultiple("q", "k", 1),
+    Mask("mask"),
+    SameDevice("mask", "q"),
+    ScoreMask("mask", "q", "k"),
+    Finite("scale", optional=True),
+    Alignment("causal", "q", "k", "upper_left", "lower_right"),
+    Window("window"),
+    Flag("return_lse"),
+)
 
 
 class SparseAttentionArgs(NamedTuple):

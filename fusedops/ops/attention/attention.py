@@ -9,20 +9,6 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Output
 from fusedops._dispatch.call import call
-from fusedops.constraints import (
-    Alignment,
-    DimMultiple,
-    Finite,
-    Flag,
-    Floating,
-    Mask,
-    Rank,
-    SameDevice,
-    SameDims,
-    SameDType,
-    ScoreMask,
-    Window,
-)
 from fusedops.dtypes import no_autocast
 from fusedops.ops.attention import arguments, formulas
 from fusedops.ops.attention.arguments import AttentionArgs
@@ -98,28 +84,7 @@ def reference(a: AttentionArgs) -> tuple[Tensor, Tensor]:
 OP = Op(
     attention,
     of_other_ops=("indices",),
-    constraints=[
-        Floating("q"),
-        Floating("k"),
-        Floating("v"),
-        Rank("q", 4),
-        Rank("k", 4),
-        Rank("v", 4),
-        SameDevice("k", "q"),
-        SameDevice("v", "q"),
-        SameDType("k", "q"),
-        SameDType("v", "q"),
-        SameDims("k", "q", (0, 3)),
-        SameDims("v", "k", (0, 1, 2)),
-        DimMultiple("q", "k", 1),
-        Mask("mask"),
-        SameDevice("mask", "q"),
-        ScoreMask("mask", "q", "k"),
-        Finite("scale", optional=True),
-        Alignment("causal", "q", "k", "upper_left", "lower_right"),
-        Window("window"),
-        Flag("return_lse"),
-    ],
+    constraints=arguments.CONSTRAINTS,
     reference=reference,
     backward=formulas.backward,
     differentiable=("q", "k", "v"),

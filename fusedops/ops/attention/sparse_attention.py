@@ -9,22 +9,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Output
 from fusedops._dispatch.call import call
-from fusedops.constraints import (
-    Alignment,
-    DimMultiple,
-    Finite,
-    Flag,
-    Floating,
-    Indices,
-    IndicesOfKeys,
-    Mask,
-    Rank,
-    SameDevice,
-    SameDims,
-    SameDType,
-    ScoreMask,
-    Window,
-)
+from fusedops.constraints import Indices, IndicesOfKeys, SameDevice
 from fusedops.dtypes import no_autocast
 from fusedops.ops.attention import arguments, formulas
 from fusedops.ops.attention.arguments import (
@@ -127,29 +112,10 @@ def empty(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 OP = Op(
     sparse_attention,
     constraints=[
-        Floating("q"),
-        Floating("k"),
-        Floating("v"),
-        Rank("q", 4),
-        Rank("k", 4),
-        Rank("v", 4),
-        SameDevice("k", "q"),
-        SameDevice("v", "q"),
-        SameDType("k", "q"),
-        SameDType("v", "q"),
-        SameDims("k", "q", (0, 3)),
-        SameDims("v", "k", (0, 1, 2)),
-        DimMultiple("q", "k", 1),
+        *arguments.CONSTRAINTS,
         Indices("indices", "k", 2),
         SameDevice("indices", "q"),
         IndicesOfKeys("indices", "q", "k"),
-        Mask("mask"),
-        SameDevice("mask", "q"),
-        ScoreMask("mask", "q", "k"),
-        Finite("scale", optional=True),
-        Alignment("causal", "q", "k", "upper_left", "lower_right"),
-        Window("window"),
-        Flag("return_lse"),
     ],
     reference=reference,
     backward=backward,

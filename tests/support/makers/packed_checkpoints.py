@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -210,6 +212,24 @@ def write_packed(
             tensors.update({f"{name}.{leaf}": each for leaf, each in packed.items() if f"{name}.{leaf}" not in tensors})
     _write(folder, model, tensors, config, change)
     return model
+
+
+def share_of_a_load(folder: Path) -> float:
+    """Return the most memory of a load, beyond that of the model in ``small``, as a share of the size of the files."""
+    program = """
+import re, sys
+from fusedops.integrations.transformers import from_packed
+def most():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+from_packed(sys.argv[1] + "/small")  # what is imported, and allocated once
+open("/proc/self/clear_refs", "w").write("5")
+before = most()
+model = from_packed(sys.argv[1])
+print(most() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
+    size = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+    return int(done.stdout) / size
 
 
 def write_mixture(

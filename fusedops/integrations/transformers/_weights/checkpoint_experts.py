@@ -60,7 +60,7 @@ class MixturePlan(NamedTuple):
         module, whole = self.mixture.module, self.mixture.whole
         formats: list[str] = []
         for name, plans in zip(whole.weights, self.weights):
-            packed = _whole(plans, self._shape(name)) if isinstance(plans, tuple) else _stacked(plans)
+            packed = _whole(plans, shape_of(self.mixture, name)) if isinstance(plans, tuple) else _stacked(plans)
             module._parameters.pop(name, None)
             hold(module, name, packed)
             formats.append(packed.format)
@@ -69,9 +69,6 @@ class MixturePlan(NamedTuple):
             raise invalid(f"experts of {formats[0]} and {formats[1]} in {self.mixture.path}", "one format", OTHER)
         replace(module, PackedExperts(whole, False, formats[0], dtype, (True, True)))
         return module
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return shape_of(self.mixture, name)
 
 
 def shape_of(mixture: Mixture, name: str) -> tuple[int, ...]:
@@ -97,7 +94,7 @@ def planned_mixture(mixture: Mixture, config: Mapping[str, Any]) -> MixturePlan:
         if found is None or found[2] not in _NAMES:
             raise invalid(f"{key}, packed experts", "a tensor for each expert", OTHER)
         layers.setdefault((int(found[1]), _NAMES[found[2]]), {})[found[3]] = stored
-    names = ("gate", "up") if mixture.module.has_gate else ("up",)
+    names = ("gate", "up") if mixture.whole.activation.gated else ("up",)
     return MixturePlan(
         mixture,
         (
