@@ -81,6 +81,11 @@ def autocasts(device_type: str) -> bool:
     return known and torch.is_autocast_enabled(device_type)
 
 
+def is_plain_or_planned(value: Any) -> bool:
+    """Return True for a plain tensor, and for one of a plan, which stands for one."""
+    return type(value) in TENSOR_TYPES or (isinstance(value, Tensor) and getattr(value, "has_no_numbers", False))
+
+
 def is_plain(args: Iterable[Any]) -> bool:
     """Return True if every tensor among the arguments is a plain one with memory, and no dispatch mode is active."""
     if dispatch_modes():

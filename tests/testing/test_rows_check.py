@@ -29,7 +29,14 @@ def _first_in_float32(check: testing.Check) -> str:
 
 
 # of ops whose rows are long: so that there are 4,096, and 1,024 of linear_attention, one after another
-MORE = {"attention": 2**18, "causal_conv1d": 2**18, "varlen_attention": 2**19, "linear_attention": 2**19}
+MORE = {
+    "attention": 2**18,
+    "causal_conv1d": 2**18,
+    "select_keys": 2**18,
+    "sparse_attention": 2**18,
+    "varlen_attention": 2**19,
+    "linear_attention": 2**19,
+}
 OF_MANY = [
     pytest.param(each, id=f"{name}-{each.id}")
     for elements in sorted({2**17, *MORE.values()})

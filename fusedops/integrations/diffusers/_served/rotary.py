@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from fusedops import ops
-from fusedops._torch import is_traced, is_transformed
+from fusedops._torch import is_plain_or_planned, is_traced, is_transformed
 from fusedops.integrations._trial.source import reason_of_source
 from fusedops.integrations._trial.twin import called, near, numbers
 from fusedops.integrations._trial.whole import reason_of_calls
-from fusedops.integrations.diffusers._served.taken import is_plain
 from fusedops.integrations.diffusers._source import path_of, text_of
 from fusedops.tensor_cache import cached_for
 
@@ -91,7 +90,7 @@ class RotaryCalls(NamedTuple):
 
     def _rotated(self, x: Tensor, *angles: Any) -> Tensor | None:
         kind, parts = _kind(angles)
-        if kind is None or any(not is_plain(each) for each in (x, *parts)):
+        if kind is None or any(not is_plain_or_planned(each) for each in (x, *parts)):
             return None
         cos = parts[0]
         for name, seq in (("BSND", 1), ("BNSD", 2), ("BSD", 1)):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
 from torch.nn import Module
 
-from fusedops._torch import TENSOR_TYPES, autocasts, is_traced, is_transformed
+from fusedops._torch import autocasts, is_plain_or_planned, is_traced, is_transformed
 from fusedops.integrations._modules.norms import Norm
 from fusedops.integrations._replacement import replacement_of
 from fusedops.integrations._trial.twin import has_hooks, is_replaced_elsewhere
@@ -17,12 +16,7 @@ def are_taken(*tensors: Any) -> bool:
     """Return True for plain tensors, and those of a plan, outside of a trace, of torch.func and of autocast."""
     if is_traced() or is_transformed():
         return False
-    return all(is_plain(each) for each in tensors) and not autocasts(tensors[0].device.type)
-
-
-def is_plain(value: Any) -> bool:
-    """Return True for a plain tensor, and for one of a plan."""
-    return type(value) in TENSOR_TYPES or (isinstance(value, Tensor) and getattr(value, "has_no_numbers", False))
+    return all(is_plain_or_planned(each) for each in tensors) and not autocasts(tensors[0].device.type)
 
 
 def norm_of(module: Any) -> Norm | None:

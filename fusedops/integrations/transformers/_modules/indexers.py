@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fusedops import ops
-from fusedops._torch import is_traced
+from fusedops._torch import is_plain_or_planned, is_traced
 from fusedops.integrations._replacement import Replacement, own_body, own_class
 from fusedops.integrations._trial.copied import copied, reason_not_to_copy
 from fusedops.integrations._trial.twin import is_replaced_elsewhere
@@ -117,7 +117,7 @@ class Scores:
         if func in (torch.relu, torch.nn.functional.relu) and type(first) is Scores and len(args) == 1:
             if first._recorded.weights is None:
                 return Scores(first._recorded._replace(relu=True))
-        elif func is torch.matmul and len(args) == 2 and type(args[1]) is Scores and type(first) is Tensor:
+        elif func is torch.matmul and len(args) == 2 and type(args[1]) is Scores and is_plain_or_planned(first):
             r = args[1]._recorded
             if r.relu and r.weights is None and first.shape == (*r.q.shape[:2], 1, r.q.shape[2]):
                 return Scores(r._replace(weights=first[..., 0, :]))
@@ -150,7 +150,7 @@ class _Torch:
 
     def matmul(self, one: Any, other: Any) -> Any:
         """Return the product, or record it."""
-        if type(one) is not Tensor or type(other) is not Tensor or one.dim() != 4 or other.dim() != 4:
+        if not (is_plain_or_planned(one) and is_plain_or_planned(other) and one.dim() == other.dim() == 4):
             return torch.matmul(one, other)
         fits = other.shape[1] == 1 and one.shape[0] == other.shape[0] and one.dtype == other.dtype == torch.float32
         if not fits or one.device.type != self._device or one.requires_grad or other.requires_grad:
