@@ -107,12 +107,14 @@ def test_padded_text_does_not_matter() -> None:
     assert torch.equal(sample(model, inputs), result)
 
 
-def test_a_hook_of_a_norm_is_called() -> None:
+def test_hooks_of_a_norm_and_of_the_layer_before_gelu_are_called() -> None:
     model, seen = FLUX.build(), list[int]()
     apply(model)
-    model.transformer_blocks[0].norm2.register_forward_hook(lambda *_: seen.append(1))
+    block = model.transformer_blocks[0]
+    for number, module in enumerate((block.norm2, block.ff.net[0].proj)):
+        module.register_forward_hook(lambda *_, number=number: seen.append(number))
     sample(model, FLUX.inputs())
-    assert seen == [1]
+    assert seen == [0, 1]
 
 
 def test_a_forward_of_the_instance_is_left() -> None:

@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Linear, Module
+from torch.nn.functional import gelu, linear
 
 from fusedops import ops
+from fusedops._torch import autocasts
 from fusedops.integrations._modules.activations import is_gelu_served
 from fusedops.integrations._modules.gated import Packed, small_layer
 from fusedops.integrations._replacement import Replacement, own_class
@@ -27,6 +29,7 @@ from fusedops.integrations._trial.twin import (
     has_tensors,
     hooked,
     is_replaced_elsewhere,
+    is_untouched,
     near,
     numbers,
     parameters_of,
@@ -56,9 +59,12 @@ class Projection(Replacement):
         given = [value for value in (*args, *kwargs.values()) if value is not None]
         if len(given) != 1:
             return own_class(module).forward(module, *args, **kwargs)
-        x: Tensor = given[0] if self.layer is None else getattr(module, self.layer)(given[0])
+        layer: Any = None if self.layer is None else getattr(module, self.layer)
+        if self.packed is None and _is_joined(layer, given[0]):
+            return ops.bias_gelu(linear(given[0], layer.weight), layer.bias, approximate=self.approximate)
+        x: Tensor = given[0] if layer is None else layer(given[0])
         if self.packed is None and not is_gelu_served(x):
-            return torch.nn.functional.gelu(x, approximate=self.approximate)
+            return gelu(x, approximate=self.approximate)
         return self.activated(ops.swiglu, ops.geglu, ops.bias_gelu, x)
 
     def activated(self, swiglu: Any, geglu: Any, gelu: Any, packed: Tensor) -> Tensor:
@@ -72,6 +78,13 @@ class Projection(Replacement):
         if self.op == "swiglu":
             return swiglu(gate, up, interleaved=interleaved)
         return geglu(gate, up, approximate=self.approximate, interleaved=interleaved)
+
+
+def _is_joined(layer: Any, x: Tensor) -> bool:
+    """Return True where the op adds the bias of a layer, which torch's copies to each row before the product."""
+    if type(layer) is not Linear or getattr(layer, "bias", None) is None or not is_untouched(layer):
+        return False
+    return is_gelu_served(x) and not autocasts(x.device.type)
 
 
 def recognised_projection(module: Module) -> Replacement | str | None:

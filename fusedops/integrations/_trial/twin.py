@@ -230,3 +230,8 @@ def is_changed(function: Any) -> bool:
 def has_hooks(module: Module) -> bool:
     """Return True for a module that has a hook of its own."""
     return any(vars(module)[hooks] for hooks in _HOOKS)
+
+
+def is_untouched(module: Module) -> bool:
+    """Return True for a module without hooks, whose call is its class's forward."""
+    return not (has_hooks(module) or is_replaced_elsewhere(module)) and type(module).__call__ is Module.__call__

@@ -14,7 +14,8 @@ from torch.nn import GroupNorm, SiLU
 from fusedops import ops
 from fusedops.dtypes import compute_dtype
 from fusedops.integrations._replacement import own_class
-from fusedops.integrations.diffusers._served.taken import are_taken, is_untouched, norm_of
+from fusedops.integrations._trial.twin import is_untouched
+from fusedops.integrations.diffusers._served.taken import are_taken, norm_of
 
 
 def modulated(norm: Any, x: Any, scale: Any, shift: Any, offset: float, wide: bool) -> Any:

@@ -9,7 +9,7 @@ from torch.nn import Module
 from fusedops._torch import autocasts, is_plain_or_planned, is_traced, is_transformed
 from fusedops.integrations._modules.norms import Norm
 from fusedops.integrations._replacement import replacement_of
-from fusedops.integrations._trial.twin import has_hooks, is_replaced_elsewhere
+from fusedops.integrations._trial.twin import is_untouched
 
 
 def are_taken(*tensors: Any) -> bool:
@@ -23,8 +23,3 @@ def norm_of(module: Any) -> Norm | None:
     """Return the settings of a norm whose forward is an op's, and that nothing else watches or has changed."""
     replacement = replacement_of(module) if isinstance(module, Module) else None
     return replacement if isinstance(replacement, Norm) and is_untouched(module) else None
-
-
-def is_untouched(module: Module) -> bool:
-    """Return True for a module without hooks, whose call is its class's forward."""
-    return not (has_hooks(module) or is_replaced_elsewhere(module)) and type(module).__call__ is Module.__call__
