@@ -11,7 +11,7 @@ import fusedops
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(2, 32, 1), (1, 96, 33), (2, 320, 64, 64), (1, 64, 3, 9, 9)])
+@pytest.mark.parametrize("shape", [(2, 32, 1), (1, 96, 33), (2, 320, 16, 16), (1, 64, 3, 9, 9)])
 def test_shapes_and_dtypes(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x = (4 * torch.randn(shape) + 3).to(dtype).npu()
     weight, bias = (torch.randn(shape[1]).to(kind).npu() for kind in (dtype, torch.float32))

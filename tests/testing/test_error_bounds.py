@@ -30,6 +30,15 @@ ARGS: dict[str, dict[str, Any]] = {  # ops whose sample has a number of columns,
     # with the entropy's gradient, a product of three terms that each have roundings, the bound is 0.4 in bfloat16
     "linear_log_probs": {**OPS["linear_log_probs"].evidence.sample(1, ROWS), "return_entropy": False},
     "scaled_masked_softmax": {"x": (1, ROWS, 64), "scale": 1.0},
+    # each row has scores of all keys, and nothing is summed over rows
+    "select_keys": dict(OPS["select_keys"].evidence.sample(1, ROWS // 16)),
+    "sparse_attention": {
+        "q": (1, 2, ROWS, 16),
+        "k": (1, 1, 64, 16),
+        "v": (1, 1, 64, 16),
+        "indices": (1, 1, ROWS, 16),
+        "return_lse": True,
+    },
     "varlen_attention": {
         "q": (ROWS, 2, 16),
         "k": (64, 1, 16),
