@@ -168,6 +168,27 @@ def test_mixtures_of_two_formats() -> None:
     near([fusedops.experts(**call)], [fusedops.experts(**unpacked(call))])
 
 
+@pytest.mark.parametrize("of", ["eager", "cpu"])
+@pytest.mark.parametrize("name", ["up", "down"])
+def test_one_packed_weight_beside_one_that_is_not(name: str, of: str) -> None:
+    """The weight that is not packed has a gradient, of 0 for an expert without rows, whose codes are never read."""
+    call = a_call(30, width=96, inner=64, name="FP8_ROW")
+    other = "down" if name == "up" else "up"
+    call[other] = unpack(call[other]).requires_grad_()
+    shapes = {"up_lora": (4, 96), "up_lora_b": (128, 4), "down_lora": (4, 64), "down_lora_b": (96, 4)}
+    call |= {key: (0.3 * torch.randn(5, *shape)).requires_grad_() for key, shape in shapes.items()}
+    options: dict[str, Any] = {**GPT_OSS, "lora_scale": 0.7}
+    want = with_gradients(unpacked(call), **options, backend="eager")
+    call[name].codes[4] = 0x7F
+    none = {**call, "index": torch.full_like(call["index"], -1)}
+    with fusedops.use(of, fallback="silent"):  # cpu has no grouped_matmul
+        got = with_gradients(call, **options)
+        of_none = with_gradients(none, **options)
+    near(got, want)
+    assert not got[3][4].any()
+    assert not any(each.any() for each in of_none)
+
+
 def test_a_packed_layer_is_small() -> None:
     weight = torch.randn(4, 64, 64)
     assert pack(weight, "MXFP4").nbytes <= 0.27 * weight.bfloat16().nbytes + 1

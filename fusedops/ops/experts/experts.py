@@ -4,16 +4,18 @@ the experts functions of transformers, Megatron's GroupedMLP, Liger's fused_moe,
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
 from fusedops._contract.op import Op
+from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
 from fusedops.errors import InvalidInputError
 from fusedops.ops.experts.arguments import CONSTRAINTS, LORA, ExpertsArgs, with_factors
-from fusedops.ops.experts.formulas import experts_backward, experts_hidden, experts_reference
+from fusedops.ops.experts.formulas import Activation, experts_backward, experts_hidden, experts_reference
+from fusedops.ops.experts.one_packed import experts_with_one_packed
 from fusedops.ops.experts.quantized_experts import quantized_experts
 from fusedops.quantization import Packed
 
@@ -52,7 +54,7 @@ def experts(
         weights: (T, K), the weight of each choice, any of the same dtypes as ``x``.
         up: (E, 2I, H) for the gated activations, (E, I, H) for the others; any of the same dtypes, or a
             :class:`fusedops.quantization.Packed` of that shape, see :func:`fusedops.quantized_experts`.
-        down: (E, H, I), any of the same dtypes; a Packed if ``up`` is one.
+        down: (E, H, I), any of the same dtypes, or a Packed.
         up_bias: (E, 2I) or (E, I), any of the same dtypes, or None.
         down_bias: (E, H), any of the same dtypes, or None.
         activation: "swiglu", "geglu" (by erf) and "geglu_tanh" are gated: ``up`` has the rows of the gate, then as many
@@ -88,14 +90,18 @@ def experts(
     tensor([47.1367, 23.5683])
     """
     packed = [isinstance(each, Packed) for each in (up, down)]
+    if any(packed) and transposed:
+        raise InvalidInputError(
+            "experts: got transposed=True beside a Packed, expected False, since its scales are those of groups of a "
+            "row: (E, 2I or I, H) and (E, H, I); to fix: pass weight.mT of a tensor whose last two dims are swapped, "
+            "also to fusedops.quantization.pack"
+        )
+    options = (activation, limit, alpha, offset, interleaved, transposed)
+    factors = (up_lora, up_lora_b, down_lora, down_lora_b, lora_scale)
+    args = (x, index, weights, up, down, up_bias, down_bias, *options, *factors)
+    if any(packed) and not all(packed):
+        return _with_one_packed(ExpertsArgs(*cast("Any", args)), backend)
     if any(packed):
-        if not all(packed) or transposed:
-            raise InvalidInputError(
-                f"experts: got {'up' if packed[0] else 'down'} packed beside "
-                f"{'transposed=True' if all(packed) else 'another weight that is not'}, expected two Packed, (E, 2I or "
-                f"I, H) and (E, H, I); to fix: pack both, as in fusedops.quantization.pack(weight.mT, 'MXFP4') where "
-                f"the last two dims are swapped"
-            )
         given = (x, index, weights, up, down, up_bias, down_bias)
         return quantized_experts(
             *given,
@@ -111,9 +117,16 @@ def experts(
             lora_scale=lora_scale,
             backend=backend,
         )
-    options = (activation, limit, alpha, offset, interleaved, transposed)
-    factors = (up_lora, up_lora_b, down_lora, down_lora_b, lora_scale)
-    return call(OP, prepare_args((x, index, weights, up, down, up_bias, down_bias, *options, *factors)), backend)
+    return call(OP, prepare_args(args), backend)
+
+
+def _with_one_packed(given: ExpertsArgs, backend: str | None) -> Tensor:
+    """Check a call with one Packed as one of tensors, and compute it."""
+    a = with_factors(given)
+    OP.validate([TensorSpec(p.shape, device=p.device) if isinstance(p, Packed) else p for p in OP.specs(a)])
+    act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
+    factors = (a.up_lora, a.up_lora_b, a.down_lora, a.down_lora_b)
+    return experts_with_one_packed(*a[:5], (a.up_bias, a.down_bias), act, factors, a.lora_scale, backend)
 
 
 def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
