@@ -29,11 +29,18 @@ from fusedops.quantization import (
 #: The name of the packed bytes, as a parameter and in state dicts: bytes of another format have another name.
 KEYS = {format: f"packed_{format}" for format in (*LAYER_FORMATS, *SCALED)}
 PARTS = ("scales", "global_scale", "zeros")  # of a Packed beside its codes: buffers, named after the codes
+_GROUP = 128  # columns of a scale of INT4_GROUP, where they divide a row; else it is that of a whole row
 
 
 def weight_state(weight: Tensor) -> dict[str, Any]:
     """Return the attributes of a weight that the packed one does not have: those of the user, and ``requires_grad``."""
     return {**vars(weight), "requires_grad": weight.requires_grad}
+
+
+def packed_value(weight: Tensor, format: str) -> Packed:
+    """Return a weight, (N, K) or (E, N, K), packed in one of ``SCALED``, as the layers of each module have it."""
+    columns = weight.shape[-1]
+    return pack(weight, format, group=columns if columns % _GROUP else _GROUP)
 
 
 class _QuantizedLayer(torch.nn.Module):
@@ -60,8 +67,7 @@ class _QuantizedLayer(torch.nn.Module):
             )
         self.format, self.weight_dtype = format, dtype or torch.get_default_dtype()
         if format in SCALED:
-            group = columns if columns % 128 else 128
-            self._hold_value(pack(torch.zeros(rows, columns, device=device), format, group=group))
+            self._hold_value(packed_value(torch.zeros(rows, columns, device=device), format))
             return
         self._hold(Parameter(torch.zeros(rows, size, dtype=torch.uint8, device=device), requires_grad=False))
 
@@ -245,7 +251,7 @@ class QuantizedLinear(_QuantizedLayer, torch.nn.Linear):  # pyright: ignore[repo
     def of(cls, linear: torch.nn.Linear, format: str) -> QuantizedLinear:
         """Return the layer with the weight of another one, packed; the bias is shared."""
         if format in SCALED:
-            made = cls.of_packed(pack(linear.weight, format), dtype=linear.weight.dtype)
+            made = cls.of_packed(packed_value(linear.weight, format), dtype=linear.weight.dtype)
             made.weight_state, made.bias = weight_state(linear.weight), linear.bias
             return made
         made = cls(
@@ -344,7 +350,7 @@ class QuantizedEmbedding(_QuantizedLayer, torch.nn.Embedding):  # pyright: ignor
                 f"expected None; to fix: leave the embedding unpacked"
             )
         if format in SCALED:
-            made = cls.of_packed(pack(embedding.weight, format), dtype=embedding.weight.dtype)
+            made = cls.of_packed(packed_value(embedding.weight, format), dtype=embedding.weight.dtype)
             made.weight_state, made.padding_idx = weight_state(embedding.weight), embedding.padding_idx
             return made
         size = embedding.num_embeddings, embedding.embedding_dim

@@ -312,6 +312,9 @@ def _range(format: str) -> tuple[float, float]:
     """Return the smallest and the largest of a weight's largest magnitude, unless it is 0."""
     if format == INT8:  # a scale is a normal number of float32
         return 127 * torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+    if format in SCALED:  # what divides the scales is finite
+        largest = torch.finfo(torch.float32).max
+        return (448.0 * 6.0 / largest if SCALED[format].global_scale else 0.0), largest
     return FORMATS[format].smallest, FORMATS[format].largest
 
 

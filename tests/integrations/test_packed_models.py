@@ -18,7 +18,7 @@ import fusedops.nn
 from fusedops import FusedOpsWarning, InvalidInputError
 from fusedops._report import threads
 from fusedops.integrations.transformers import Row, apply, from_gguf, quantize
-from fusedops.quantization import dequantize
+from fusedops.quantization import SCALED, dequantize, pack, unpack
 
 IDS = torch.arange(3, 25).view(2, 11)
 
@@ -183,6 +183,37 @@ def test_a_state_dict_generation_and_a_trained_adapter() -> None:
     plain = unpacked_where_packed(llama(), model)
     (want,) = torch.autograd.grad(plain(inputs_embeds=prompt, labels=IDS[:1]).loss, prompt)
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("format", SCALED)
+def test_a_format_of_the_hub(format: str) -> None:
+    model, other = llama(tied=True), llama(tied=True)
+    q_proj = model.model.layers[0].self_attn.q_proj
+    weight = unpack(pack(q_proj.weight, format, group=q_proj.in_features))
+    packed, _ = quantize(model, format=format), quantize(other, format=format)
+    assert packed.ops == {"dequantize": 1, "quantized_linear": 13 if format == "NF4" else 15}
+    plain = unpacked_where_packed(llama(tied=True), model)
+    apply(model), apply(other)
+    assert is_tied(model)
+    assert torch.equal(q_proj.weight.clone(), weight)
+    torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-5)
+    tokens = [each.generate(IDS[:1], max_new_tokens=5, do_sample=False) for each in (model, plain)]
+    assert torch.equal(*tokens)
+    other.model.layers[0].self_attn.q_proj.parts["scales"].zero_()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(logits(other), logits(model))
+    model.bfloat16().float()  # scales keep their dtype
+    packed.remove()
+    assert torch.equal(q_proj.weight, weight)
+    assert is_tied(model)
+    assert not list(q_proj.buffers())
+
+
+def test_numbers_that_a_format_of_the_hub_has_not_are_left() -> None:
+    model = nn.Sequential(nn.Linear(64, 4), nn.Linear(64, 4))
+    model[0].weight.data[0, 0], model[1].weight.data[:] = torch.inf, 1e-37
+    with pytest.warns(FusedOpsWarning, match=r"(?s)inf or NaN.*up to 1e-37, beyond the range of NVFP4"):
+        quantize(model, format="NVFP4")
 
 
 @pytest.mark.parametrize(("tied", "format"), [(True, "Q8_0"), (False, "Q4_1"), (False, "Q5_0"), (True, "F16")])

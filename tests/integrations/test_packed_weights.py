@@ -226,7 +226,7 @@ def test_a_mean_of_packed_bytes_is_no_weight(assign: bool) -> None:
 
 
 @pytest.mark.parametrize("assign", [True, False])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [*FORMATS, "NVFP4"])
 def test_a_state_dict_of_the_same_format_loads(format: str, assign: bool) -> None:
     first, second = nn.Sequential(nn.Linear(256, 4)), nn.Sequential(nn.Linear(256, 4))
     quantize(first, format=format), quantize(second, format=format)

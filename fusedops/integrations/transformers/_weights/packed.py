@@ -7,9 +7,10 @@ import sys
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -33,9 +34,9 @@ from fusedops.integrations.transformers._weights.packed_experts import (
 )
 from fusedops.nn import QuantizedEmbedding, QuantizedLinear
 from fusedops.nn._packed_weight import UNPACK
-from fusedops.nn._quantized import KEYS, weight_state
+from fusedops.nn._quantized import KEYS, packed_value, weight_state
 from fusedops.ops.quantized.int8_linear import MOST_TERMS
-from fusedops.quantization import INT8, LAYER_FORMATS, block_of
+from fusedops.quantization import INT8, SCALED, block_of
 
 _NOTHING = "found no linear layer or embedding whose rows are whole blocks"
 _PACKED: dict[type[Module], type[Module]] = {Linear: QuantizedLinear, Embedding: QuantizedEmbedding}
@@ -51,7 +52,8 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = (), e
     """Pack the weights of a model's linear layers and embeddings, and of the experts of its mixtures if asked.
 
     A layer becomes a :class:`fusedops.nn.QuantizedLinear` or :class:`fusedops.nn.QuantizedEmbedding`: its place, name,
-    hooks and bias stay, and the packed weight is its parameter ``packed_<format>``, of uint8, such as ``packed_Q8_0``.
+    hooks and bias stay, and the packed weight is its parameter ``packed_<format>``, of uint8, such as ``packed_Q8_0``;
+    scales that are a tensor of their own are a buffer, such as ``packed_MXFP4_scales``.
     Its ``weight`` can be read, and is unpacked for each use of its numbers; a write to it is an error. Tied weights
     stay one: a layer of a part of a model is left where the rest has its weight. Layers whose class has a forward of
     its own are left. One weight is packed after another, and the unpacked one is freed. ``apply`` may be called before
@@ -62,8 +64,9 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = (), e
 
     Args:
         model: a model of transformers, or any torch module, with its weights loaded.
-        format: one of ``fusedops.quantization.FORMATS``; or "INT8", of which the linear layers round their input to 8
-            bits too.
+        format: one of ``fusedops.quantization.FORMATS``; one of the Hub by row, "MXFP4", "NVFP4", "FP8_BLOCK",
+            "FP8_ROW", "FP8_TENSOR", "FP4_GROUP32", "INT4_GROUP", "NF4"; or "INT8", of which the linear layers round
+            their input to 8 bits too.
         skip: patterns of the names of modules that are left, such as ``lm_head`` or ``*.q_proj``.
         experts: True to pack the experts of mixtures in ``format`` too, whose stacked weights
             :func:`fusedops.experts` then reads packed; or a format of their own, such as "MXFP4". Their packed weights
@@ -91,8 +94,8 @@ def quantize(model: Module, *, format: str = "Q8_0", skip: Iterable[str] = (), e
       Linear     -                 2      a row has 80 weights, no multiple of 32, the block of Q4_0
       Linear     -                 1      skip has its name
     """
-    if format not in LAYER_FORMATS:
-        raise InvalidInputError(f"quantize: {unknown_name('format', format, LAYER_FORMATS)}")
+    if format not in KEYS:
+        raise InvalidInputError(f"quantize: {unknown_name('format', format, tuple(KEYS))}")
     of_experts = format if experts is True else experts or ""
     if of_experts and of_experts not in FORMATS_OF_EXPERTS:
         raise InvalidInputError(f"quantize: {unknown_name('experts', of_experts, FORMATS_OF_EXPERTS)}")
@@ -142,9 +145,13 @@ def _pack_all(model: Module, whole: list[Any], format: str, patterns: tuple[str,
         if not reason:
             tied.setdefault(id(layer.weight), []).append(layer)
     for group in tied.values():
-        weight = Parameter(quantization.quantize(group[0].weight, format), requires_grad=False)
+        parts: dict[str, torch.Tensor] = {}
+        if format in SCALED:
+            parts = packed_value(group[0].weight, format).tensors()
+        codes = parts.pop("codes") if parts else quantization.quantize(group[0].weight, format)
+        weight = Parameter(codes, requires_grad=False)
         for layer in group:
-            pack(layer, weight, format)
+            pack(layer, weight, format, parts)
     return [Row(name, op, count, reason) for (name, op, reason), count in outcomes.items()]
 
 
@@ -234,12 +241,17 @@ def _weights_of_others(whole: list[Any], chosen: list[Linear | Embedding]) -> se
     }
 
 
-def pack(layer: Any, packed: Parameter, format: str) -> None:
-    """Give a linear layer or an embedding a packed weight in place of its own, which may be on the meta device."""
+def pack(layer: Any, packed: Parameter, format: str, parts: Mapping[str, torch.Tensor] = MappingProxyType({})) -> None:
+    """Give a linear layer or an embedding a packed weight in place of its own, which may be on the meta device.
+
+    parts: what is beside the codes, by the names of a ``Packed``.
+    """
     if _class_of(layer) is not type(layer):
         restore(layer)
     layer.weight_dtype, layer.weight_state = layer.weight.dtype, weight_state(layer.weight)
     _exchange(layer, "weight", KEYS[format], packed)
+    for name, part in parts.items():
+        layer.register_buffer(f"{KEYS[format]}_{name}", part)
     layer.format = format
     layer.__class__ = _PACKED[type(layer)]
 

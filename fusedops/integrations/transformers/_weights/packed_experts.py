@@ -19,11 +19,10 @@ from fusedops.integrations.transformers._modules.expert_adapters import (
     recognised_adapter,
 )
 from fusedops.integrations.transformers._modules.experts import ADAPTERS, WholeExperts
-from fusedops.nn._quantized import KEYS, PARTS
+from fusedops.nn._quantized import KEYS, PARTS, packed_value
 from fusedops.quantization import FORMATS, SCALED, Packed, block_of
 
 FORMATS_OF_EXPERTS = (*FORMATS, *SCALED)
-_GROUP = 128  # columns of a scale of INT4_GROUP, where they divide a row
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def reason_to_leave(module: Module, experts: WholeExperts, format: str) -> str:
         columns, block = weight.shape[1 if experts.transposed else 2], block_of(format)
         if columns % block:
             return f"a row has {columns} weights, no multiple of {block}, the block of {format}"
-        beyond = quantization.beyond_range(weight, format) if format in FORMATS else ""
+        beyond = quantization.beyond_range(weight, format)
         if beyond:
             return f"its weight has {beyond}"
     return ""
@@ -127,8 +126,7 @@ def pack_experts(module: Any, experts: WholeExperts, format: str) -> None:
     for name in names:
         weight: Tensor = getattr(module, name).detach()
         weight = weight.mT if experts.transposed else weight
-        columns = weight.shape[2]
-        packed = quantization.pack(weight, format, group=columns if columns % _GROUP else _GROUP)
+        packed = packed_value(weight, format)
         delattr(module, name)
         hold(module, name, packed)
     needs = (settings[0][1], settings[1][1])
