@@ -29,27 +29,33 @@ _IN_PLACE = {name for name in dir(Tensor) if name.startswith("__i") and hasattr(
 
 
 class PackedWeight(Tensor):
-    """A packed weight as a tensor (rows, columns) of the unpacked dtype that cannot be written.
+    """A packed weight as a tensor (..., rows, columns) of the unpacked dtype that cannot be written.
 
     It counts as a ``Parameter``, so that ``lm_head.weight = embedding.weight`` ties two packed layers. Every operation
     on it gets the numbers, which are unpacked for it.
 
     Attributes:
-        packed: uint8, (rows, bytes of a row), the parameter of the layer.
+        packed: uint8, (..., rows, bytes of a row), the parameter of the layer.
         format: of the bytes.
         parts: the tensors beside them, by the names of a ``Packed``.
+        transposed: the tensor is (..., columns, rows).
     """
 
     packed: Parameter
     format: str
     parts: dict[str, Tensor]
+    transposed: bool
 
     @classmethod
-    def of(cls, packed: Parameter, format: str, dtype: torch.dtype, parts: dict[str, Tensor]) -> PackedWeight:
+    def of(
+        cls, packed: Parameter, format: str, dtype: torch.dtype, parts: dict[str, Tensor], transposed: bool = False
+    ) -> PackedWeight:
         """Return the weight of packed bytes."""
-        shape = (packed.shape[0], weights_of_row(packed.shape[1], format))
+        *lead, rows, size = packed.shape
+        sizes = (rows, weights_of_row(size, format))
+        shape = (*lead, *(sizes[::-1] if transposed else sizes))
         weight = cast("PackedWeight", wrapper_subclass(cls, dtype, packed.device, shape))
-        weight.packed, weight.format, weight.parts = packed, format, parts
+        weight.packed, weight.format, weight.parts, weight.transposed = packed, format, parts, transposed
         setattr(weight, "_is_param", True)  # noqa: B010
         return weight
 
@@ -124,15 +130,16 @@ def _holds_one(values: Any) -> bool:
 
 def _unpacked(values: Any) -> Any:
     """Return arguments with the numbers of packed weights."""
-    return tree_map_only(
-        PackedWeight,
-        lambda weight: unpacked_rows(weight.packed.detach(), weight.format, weight.dtype, weight.parts),
-        values,
-    )
+    return tree_map_only(PackedWeight, _numbers, values)
+
+
+def _numbers(weight: PackedWeight) -> Tensor:
+    rows = unpacked_rows(weight.packed.detach(), weight.format, weight.dtype, weight.parts)
+    return rows.mT if weight.transposed else rows
 
 
 def unpacked_rows(packed: Tensor, format: str, dtype: torch.dtype, parts: Mapping[str, Tensor]) -> Tensor:
-    """Return the weight of bytes and what is beside them, (N, K)."""
+    """Return the weight of bytes and what is beside them, (..., N, K)."""
     if format not in SCALED:
         return dequantize(packed, format, dtype)
     return unpack_rows(format, packed, parts["scales"], parts.get("global_scale"), parts.get("zeros")).to(dtype)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from mixtures import IDS, experts_of, logits, made, rounded
+from packed_checkpoints import write_mixture, write_packed
 
-from fusedops.integrations.transformers import Row, apply, quantize
+from fusedops.integrations.transformers import Row, apply, from_packed, quantize
 
 pytestmark = [
     pytest.mark.slow,  # its import takes most of the time
@@ -27,7 +28,8 @@ def with_adapters(model: Any, weights: list[str], **options: Any) -> Any:
     import peft
 
     torch.manual_seed(1)
-    config = peft.LoraConfig(r=4, target_modules=[], target_parameters=weights, init_lora_weights=False, **options)
+    options = {"target_modules": [], **options}
+    config = peft.LoraConfig(r=4, target_parameters=weights, init_lora_weights=False, **options)
     return peft.get_peft_model(model, config)
 
 
@@ -71,6 +73,46 @@ def test_results_and_gradients_are_those_of_peft(
     near(own, plain)
 
 
+def trained(model: Any) -> list[float]:
+    """Return the losses of three steps."""
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+    losses: list[float] = []
+    for _ in range(3):
+        loss = model(input_ids=IDS, labels=IDS).loss
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step(), optimizer.zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "fp8", "dense fp8"])
+def test_adapters_of_a_model_that_was_loaded_packed(tmp_path: Path, kind: str) -> None:
+    """They are PEFT's of the unpacked model, by name, and load there."""
+    import peft
+
+    weights, modules = ([], ["q_proj", "down_proj"]) if kind == "dense fp8" else (WEIGHTS, ["q_proj"])
+    if kind == "dense fp8":
+        plain = write_packed(tmp_path, "fp8")
+    else:
+        plain = write_mixture(tmp_path, kind, **({"moe_intermediate_size": 128} if kind == "fp8" else {}))
+    plain, own = (with_adapters(each, weights, target_modules=modules) for each in (plain, from_packed(tmp_path)))
+    applied = apply(own)
+    near(own, plain)
+    losses = trained(own)
+    assert losses[0] > losses[1] > losses[2]
+    want = logits(own)
+    own.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(from_packed(tmp_path), tmp_path / "adapter")
+    apply(again)
+    assert torch.equal(logits(again), want)
+    plain.load_adapter(tmp_path / "adapter", "trained")
+    plain.set_adapter("trained")
+    torch.testing.assert_close(logits(plain), want, rtol=1e-4, atol=1e-4)
+    applied.remove()
+    quantize(own, skip=["*"], experts=True).remove()
+    torch.testing.assert_close(logits(own.merge_and_unload()), want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("first", [apply, quantize])
 @pytest.mark.parametrize("name", ["Qwen3Moe", "GptOss"])
 def test_adapters_of_packed_experts(name: str, first: Any) -> None:
@@ -79,21 +121,15 @@ def test_adapters_of_packed_experts(name: str, first: Any) -> None:
     changes = [lambda: apply(own), lambda: quantize(own, skip=["*_proj", "*lm_head", "*embed_tokens"], experts="MXFP4")]
     done = [each() for each in (changes if first is apply else changes[::-1])]
     near(own, plain)
-    optimizer = torch.optim.AdamW([each for each in own.parameters() if each.requires_grad], lr=1e-2)
-    losses: list[float] = []
-    for _ in range(3):
-        loss = own(input_ids=IDS, labels=IDS).loss
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step(), optimizer.zero_grad()
+    losses = trained(own)
     assert losses[0] > losses[1] > losses[2]
-    trained = logits(own)
+    want = logits(own)
     applied, packed = done if first is apply else done[::-1]
     applied.remove()  # which leaves packed experts, and so their wrappers
-    torch.testing.assert_close(logits(own), trained, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(own), want, rtol=1e-4, atol=1e-4)
     packed.remove()
     assert len(experts_of(own)) == 2
-    torch.testing.assert_close(logits(own), trained, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(own), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")

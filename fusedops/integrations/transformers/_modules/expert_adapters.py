@@ -59,7 +59,7 @@ def recognised_adapter(module: Any) -> Replacement | str | None:
         return experts
     if module.parameter_name not in experts.weights:
         return f"its parameter {module.parameter_name} is no weight that is multiplied"
-    return AdaptedExperts()
+    return AdaptedExperts(stays=experts.stays)
 
 
 def is_adapter(module: Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -19,6 +20,7 @@ from fusedops.integrations.transformers._modules.expert_adapters import (
     recognised_adapter,
 )
 from fusedops.integrations.transformers._modules.experts import ADAPTERS, WholeExperts
+from fusedops.nn._packed_weight import PackedWeight
 from fusedops.nn._quantized import KEYS, PARTS, packed_value
 from fusedops.quantization import FORMATS, SCALED, Packed, block_of
 
@@ -70,8 +72,38 @@ class PackedExperts(Replacement):
         return self
 
 
+def _weight_to_read(name: str) -> property:
+    """Return the property of a weight as it was: shape, dtype and device cost nothing, its numbers an unpack."""
+
+    def weight(module: Any) -> PackedWeight:
+        own = replacement_of(module)
+        if not isinstance(own, PackedExperts) or name not in own.weights:
+            raise AttributeError(name)
+        key = f"{name}_{KEYS[own.format]}"
+        parts = {part: each for part in PARTS if (each := getattr(module, f"{key}_{part}", None)) is not None}
+        return PackedWeight.of(getattr(module, key), own.format, own.dtype, parts, own.whole.transposed)
+
+    return property(weight)
+
+
 class _Packed(Replaced):
-    """The part of experts' class that keeps the dtypes of scales: a rounded one is of another weight."""
+    """The part of experts' class that keeps the dtypes of scales, as a rounded one is of another weight, and has the
+    weights for those who read them: PEFT, which takes the shape of an adapter from its weight.
+    """
+
+    gate_up_proj, up_proj, down_proj = map(_weight_to_read, ("gate_up_proj", "up_proj", "down_proj"))
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the parameters, and for PEFT's search of ``target_parameters`` the weights as they were before them.
+
+        Only PEFT gets these: accelerate moves each parameter of a module to its device, by its name.
+        """
+        module: Any = self
+        every = list(cast("Any", super()).named_parameters(*args, **kwargs))
+        caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        if kwargs.get("recurse", True) or not caller.f_globals.get("__name__", "").startswith("peft."):
+            return iter(every)
+        return iter([*((name, getattr(module, name)) for name in module._fusedops_replacement.weights), *every])
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         own: Any = self
