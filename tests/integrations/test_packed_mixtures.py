@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from mixtures import IDS, experts_of, logits
-from packed_checkpoints import share_of_a_load, write_mixture
+from packed_checkpoints import KINDS, compressed_fp4, share_of_a_load, write_mixture
 
 from fusedops.errors import InvalidInputError
 from fusedops.integrations.transformers import apply, from_packed, quantize
@@ -25,12 +26,16 @@ FORMATS = {
     "mxfp4-pack-quantized": "MXFP4",
     "gptq": "INT4_GROUP",
     "bitsandbytes": "NF4",
+    "nvfp4 of one divisor": "NVFP4",
 }
+NVFP4 = KINDS["nvfp4-pack-quantized"]
+ONE_DIVISOR = NVFP4._replace(pack=partial(compressed_fp4, largest=0.5))  # of gate and up, as vLLM asks
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_logits_are_those_of_the_unpacked_weights(tmp_path: Path, kind: str) -> None:
-    plain = write_mixture(tmp_path, kind, **(WIDE if kind != "mxfp4" else {}))
+    of_kind = ONE_DIVISOR if kind == "nvfp4 of one divisor" else kind
+    plain = write_mixture(tmp_path, of_kind, **(WIDE if kind != "mxfp4" else {}))
     model = from_packed(tmp_path)
     assert {each._fusedops_replacement.format for each in experts_of(model)} == {FORMATS[kind]}
     want = logits(plain)
@@ -62,7 +67,12 @@ def without(name: str) -> Any:
         ("fp8", without("model.layers.1.mlp.experts.3.up_proj.weight"), WIDE, "layers.1.mlp.experts.3.up"),
         ("fp8", None, {}, "gate_proj.weight of 32 rows, expected a multiple of 128"),
         ("mxfp4", without("model.layers.0.mlp.experts.down_proj_scales"), {}, "experts.down_proj_scales"),
-        ("nvfp4-pack-quantized", None, WIDE, "two global scales"),
+        (
+            "nvfp4-pack-quantized",
+            None,
+            WIDE,
+            r"experts\.0\.gate_proj\.weight_global_scale = \d+ and \S+\.up_proj",
+        ),
     ],
 )
 def test_a_wrong_checkpoint_names_what_is_wrong(

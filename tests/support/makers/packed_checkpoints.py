@@ -90,12 +90,13 @@ def compressed_ints(symmetric: bool) -> Any:
     return pack
 
 
-def compressed_fp4(weight: Tensor) -> tuple[Tensors, Tensor]:
+def compressed_fp4(weight: Tensor, largest: float = 0.0) -> tuple[Tensors, Tensor]:
+    """Pack by NVFP4; largest: from which the divisor follows, 0 for the largest weight."""
     from compressed_tensors.compressors import NVFP4PackedCompressor as Compressor
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 
     kind = scheme(num_bits=4, type="float", strategy="tensor_group", group_size=16)
-    divisor = (E4M3_MAX * 6 / weight.abs().amax()).reshape(1)
+    divisor = (E4M3_MAX * 6 / (largest or weight.abs().amax())) * torch.ones(1)
     scale = (groups(weight, 16).abs().amax(-1) / 6 * divisor).to(torch.float8_e4m3fn).float()
     tensors = Compressor.compress({"weight": weight, "weight_scale": scale, "weight_global_scale": divisor}, kind)
     numbers = unpack_fp4_from_uint8(tensors["weight_packed"], *weight.shape, dtype=torch.float32)
@@ -233,7 +234,7 @@ print(most() - before)
 
 
 def write_mixture(
-    folder: Path, kind: str, change: Callable[[Tensors, dict[str, Any]], None] | None = None, **sizes: int
+    folder: Path, kind: str | Kind, change: Callable[[Tensors, dict[str, Any]], None] | None = None, **sizes: int
 ) -> Any:
     """Write a mixture whose experts and linear layers are packed, as Qwen3-MoE, or as gpt-oss for "mxfp4"."""
     folder.mkdir(exist_ok=True)
@@ -244,7 +245,7 @@ def write_mixture(
         _pack_gpt_oss(model, tensors)
         _write(folder, model, tensors, {"quant_method": "mxfp4"}, change)
         return model
-    config, pack = KINDS[kind]
+    config, pack = KINDS[kind] if isinstance(kind, str) else kind
 
     def packed(name: str, weight: Tensor) -> Tensor:
         parts, numbers = pack(weight.detach().clone())

@@ -138,6 +138,12 @@ def _of_expert(
         if len(names) > 1 and plan.format == "FP8_BLOCK" and rows % _BLOCK:
             raise invalid(f"{layer.key('weight')} of {rows} rows", f"a multiple of {_BLOCK} beside another", OTHER)
         plans.append(plan)
+    leaf = plans[0].parts.get("global_scale", "")
+    scales = [each.layer.stored[leaf] for each in plans if leaf in each.layer.stored]
+    numbers = [each.read().item() for each in scales if len(scales) > 1]
+    if len(set(numbers)) > 1:
+        named = " and ".join(f"{each.key} = {number:g}" for each, number in zip(scales, numbers))
+        raise invalid(named, "one global scale of gate and up, which are one weight", OTHER)
     return plans
 
 
@@ -175,9 +181,7 @@ def _parts(packed: list[Packed]) -> Iterator[tuple[str, list[Tensor]]]:
         if len(given) < len(packed):
             raise invalid(f"experts of {packed[0].format} of which some have no {part}", "layers that are alike", OTHER)
         if part == "global_scale":
-            if any(not torch.equal(given[0].reshape(1), each.reshape(1)) for each in given):
-                raise invalid("gate and up with two global scales", "one for both", OTHER)
-            given = [given[0].reshape(1)]
+            given = [given[0].reshape(1)]  # of both, as planned
         elif part == "scales" and packed[0].format == "FP8_TENSOR":
             given = [each.reshape(1, 1).expand(of.shape[0], 1) for each, of in zip(given, packed)]
         yield part, given
