@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from fusedops import Kernel, kernel, ops
+from fusedops import Deviation, Kernel, kernel, ops
 from fusedops.constraints import Capability, Constraint, Dim, DType, OneOf
 from fusedops.quantization import SCALED
 from fusedops_triton._constraints import (
@@ -72,6 +72,13 @@ def _summed_rows(name: str) -> tuple[Dim, ...]:
 #: Blocks of one scale, and a minimum, of 32 weights; and all formats with a tensor of scales.
 _PACKED = (OneOf("format", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *SCALED), row_length("packed", 0))
 
+NONFINITE_KEYS = Deviation(
+    "nonfinite-under-mask",
+    "NaN or inf in a value that causal or a window hides from some queries may reach their rows, where one program has "
+    "them and a query that sees it",
+)
+NONFINITE_SCORES = Deviation("nonfinite-scores", "a row whose scores are all -inf is 0, and the lse of inf is NaN")
+
 KERNELS = (
     kernel(
         ops.sample,
@@ -79,6 +86,23 @@ KERNELS = (
         source="fusedops_triton/sampling/_sample.py",
         rows_independent=True,
     )("fusedops_triton.sampling._sample:sample"),
+    kernel(
+        ops.paged_attention,
+        *supported("q"),
+        Dim("q", (2,), at_most=256),  # a program holds whole rows
+        Dim("v", (3,), at_most=256),
+        source="fusedops_triton/attention/_paged.py",
+        deviations=(NONFINITE_KEYS, NONFINITE_SCORES),
+        rows_independent=True,
+    )("fusedops_triton.attention._paged:paged_attention"),
+    kernel(
+        ops.store_kv,
+        *supported("k"),
+        Dim("k", (2,), at_most=2**14),  # a program holds whole rows
+        Dim("v", (2,), at_most=2**14),
+        source="fusedops_triton/attention/_store.py, torch.index_put_",
+        rows_independent=True,
+    )("fusedops_triton.attention._store:store_kv"),
     *_both(
         ops.merge_attention,
         "attention._merge:merge_forward",

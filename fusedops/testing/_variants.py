@@ -25,7 +25,7 @@ from fusedops.testing._contents import contents_of, tiny
 from fusedops.testing._kernel_calls import KernelCalls
 from fusedops.testing._layouts import Form, layouts
 from fusedops.testing._pairwise import each_option, pairwise
-from fusedops.testing._roles import indices
+from fusedops.testing._roles import indices, slots
 
 GRADIENTS = "the gradient of the output"
 _SCALE = 2  # a call of large sizes has at most so many times the elements that the kit is run with
@@ -180,7 +180,7 @@ def _rounded(subject: KernelCalls, call: Call) -> bool:
 
 def _axes(subject: KernelCalls, base: Call, direction: Direction) -> Iterator[_Axis]:
     op = subject.op
-    first, distinct = op.parameters[0], [each.name for each in indices(op)]
+    first, distinct = op.parameters[0], [each.name for each in (*indices(op), *slots(op))]
     yield _rank_axis(op, base)
     yield _size_axis(op, base)
     for name in op.parameters:

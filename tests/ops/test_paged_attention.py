@@ -11,7 +11,7 @@ from torch import Tensor
 import fusedops
 
 LENGTHS, QUERIES = (21, 0, 300, 1), (1, 2, 5, 1)
-BACKENDS = pytest.mark.parametrize("backend", ["eager", "cpu"])
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "cpu", "triton"])
 
 
 class Paged:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fusedops
 
-BACKENDS = pytest.mark.parametrize("backend", ["eager", "cpu"])
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "cpu", "triton"])
 SLOTS = torch.tensor([9, -1, 0, 4])
 E4M3 = torch.float8_e4m3fn
 

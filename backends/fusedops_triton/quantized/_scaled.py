@@ -196,7 +196,7 @@ def _small(code, MANTISSA: tl.constexpr, EXPONENT: tl.constexpr):
 
 
 @triton.jit
-def _e4m3(code):
+def e4m3(code):
     return tl.where((code & 0x7F) == 0x7F, float("nan"), _small(code, 3, 4))
 
 
@@ -204,7 +204,7 @@ def _e4m3(code):
 def _numbers(code, table_ptr, KIND: tl.constexpr):
     """Return the numbers of codes, int32, as float32."""
     if KIND == "e4m3":
-        number = _e4m3(code)
+        number = e4m3(code)
     elif KIND == "e2m1":
         number = _small(code, 1, 2)
     elif KIND == "int4":  # as in ``_quantized.py``: bits above those of 2**23
@@ -222,7 +222,7 @@ def _scales(scale_ptr, global_ptr, at, inside, SCALE: tl.constexpr):
         bits = tl.where(power == 0, 0x00400000, tl.where(power == 255, 0x7FC00000, power << 23))
         scale = bits.to(tl.float32, bitcast=True)
     elif SCALE == "e4m3":
-        scale = _e4m3(tl.load(scale_ptr + at, inside, 0).to(tl.int32))
+        scale = e4m3(tl.load(scale_ptr + at, inside, 0).to(tl.int32))
     else:
         scale = read(scale_ptr + at, inside)
     if global_ptr is not None:

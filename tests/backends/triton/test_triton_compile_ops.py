@@ -415,6 +415,41 @@ def check_int8(case: Case, facts: dict[str, Any]) -> None:
     assert facts["loads"].keys() <= {"2", "4", "8", "16"}, facts
 
 
+# ---------------------------------------------------------------------------------------------------- keys in pages
+
+TOKENS, PROMPTS = [8, 8, 512, 32, 8, 128], [4096, 4, 512, 32, 8, 128]
+PAGED: dict[str, Case] = {
+    "int8, sm_90": {"shape": TOKENS, "cache": "int8"},
+    "int8, sm_80": {"shape": TOKENS, "cache": "int8"},
+    "float8, sm_100": {"shape": PROMPTS, "cache": "float8_e4m3fn", "dtype": "float16", "spilled": 8},
+    "float8, gfx942": {"shape": TOKENS, "cache": "float8_e4m3fn"},
+    "prompts, sm_90": {"shape": PROMPTS},
+    "float32, sm_90": {"shape": PROMPTS, "dtype": "float32"},
+    "heads of 256, sm_90": {"shape": [*PROMPTS[:5], 256]},
+    "join, sm_90": {"shape": TOKENS, "launch": 1},
+}
+
+
+def _of_paged() -> dict[str, Case]:
+    of_both = {"dtype": "bfloat16"}
+    stored = {"op": "store_kv", "shape": [4096, 2048, 8, 128], **of_both}
+    return {
+        **{
+            name: {"op": "paged_attention", **of_both, **case, "target": name.rpartition(" ")[2]}
+            for name, case in PAGED.items()
+        },
+        "stored int8": {**stored, "cache": "int8", "target": "sm_90"},
+        "stored float8": {**stored, "cache": "float8_e4m3fn", "target": "sm_80"},
+    }
+
+
+def check_paged(case: Case, facts: dict[str, Any]) -> None:
+    assert facts["registers"] * facts["warps"] <= 2**11, facts  # one program on a processor or more
+    assert facts["loads"].keys() & {"8", "16"}, facts  # codes of 8 columns or more
+    if case["target"] == "sm_100":
+        assert facts["chained"] == 0
+
+
 # ------------------------------------------------------------------------------------------ modulated norms, group_norm
 
 
@@ -494,6 +529,7 @@ FAMILIES = (
     (_of_merge, check_merge),
     (_of_int8, check_int8),
     (_of_modulated, check_modulated),
+    (_of_paged, check_paged),
     (_of_quantized, check_quantized),
     (_of_scaled, check_scaled),
     (_of_loss, check_loss),

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import triton
 from assembly import chained_products, instructions, of_amdgcn, of_cuda
+from cache_launches import launch_paged, launch_store
 from conv_launches import launch_conv
 from expert_launches import launch_experts
 from linear_attention_launches import launch_linear_attention
@@ -443,6 +444,10 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return recorded_launch(case, launch_group_norm)
     if case["op"].startswith("linear_attention"):
         return recorded_launch(case, launch_linear_attention)
+    if case["op"] == "paged_attention":
+        return recorded_launch(case, launch_paged)
+    if case["op"] == "store_kv":
+        return recorded_launch(case, launch_store)
     if case["op"] == "sample":
         return sample_launch(case)
     if case["op"].startswith("top_k_routing"):
