@@ -68,7 +68,8 @@ def test_in_the_interpreter(check: testing.Check) -> None:
         pytest.param(each, id=each.id)
         for elements in (2**17, 2**18)
         for each in _checks("triton", elements)
-        if each.id.startswith("causal_conv1d") == (elements == 2**18)
+        # a sequence of pages takes tens of milliseconds
+        if each.id.startswith("causal_conv1d") == (elements == 2**18) and not each.id.startswith("paged_attention/")
     ],
 )
 def test_of_up_to_4096_rows_in_the_interpreter(check: testing.Check, monkeypatch: pytest.MonkeyPatch) -> None:
