@@ -35,9 +35,18 @@ def tokens(model: Any) -> list[list[int]]:
     return [requests[name].generated_tokens for name in sorted(requests)]
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [("Llama", {}), ("GptOss", OF_GPT_OSS)])
-def test_the_tokens_are_those_of_transformers(kind: str, sizes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("kind", "sizes", "windows"), [("Llama", {}, {None}), ("GptOss", OF_GPT_OSS, {None, (3, 0)})])
+def test_the_tokens_are_those_of_transformers(
+    kind: str, sizes: dict[str, Any], windows: set[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Grouped heads; in the second one sinks, and a window in each other layer."""
+    seen: set[Any] = set()  # the windows of calls whose keys are in pages
+
+    def paged_attention(*args: Any, **options: Any) -> Any:
+        seen.add(options["window"])
+        return fusedops.paged_attention(*args, **options)
+
+    monkeypatch.setattr(fusedops.ops, "paged_attention", paged_attention)
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**SIZES, **sizes)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
@@ -52,6 +61,7 @@ def test_the_tokens_are_those_of_transformers(kind: str, sizes: dict[str, Any]) 
     assert tokens(model) == want
     assert {count.op for count in fusedops.stats().counts} == {"varlen_attention", "store_kv", "paged_attention"}
     assert model.config._attn_implementation == "fusedops"
+    assert seen == windows
     applied.remove()
     model.set_attn_implementation("fusedops")
     with pytest.raises(ValueError, match="fusedops is not supported for continuous batching"):
