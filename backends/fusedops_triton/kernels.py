@@ -110,6 +110,21 @@ KERNELS = (
         *supported("out_a", "lse_a", "out_b", "lse_b"),
         Dim("out_a", (-1,), at_most=4096),  # a program holds whole rows
     ),
+    kernel(
+        ops.select_keys,
+        *supported("q", "weights"),
+        row_length("k", 1),
+        source="fusedops_triton/attention/_select.py",
+        rows_independent=True,
+    )("fusedops_triton.attention._select:select_keys"),
+    *_both(
+        ops.sparse_attention,
+        "attention._sparse:sparse_attention",
+        "attention._sparse:sparse_attention_backward",
+        *supported("q"),
+        Dim("q", (-1,), at_most=1024),  # a program has a whole row of the gradient
+        Dim("v", (-1,), at_most=512),  # a program has whole rows of some heads
+    ),
     *_both(
         ops.bias_dropout,
         "bias._bias_dropout:bias_dropout",

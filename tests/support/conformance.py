@@ -131,9 +131,11 @@ LONG = (
     "merge_attention",
     "quantized_linear",
     "rotary_embedding",
+    "select_keys",
 )
-# Each row of this one is read 35 times: its own test has the values on triton.
-OF_MANY_READS = "sample"
+# Each row of sample is read 35 times, and sparse_attention has a program for each key: their own tests have the values
+# on triton.
+OF_MANY_READS = ("sample", "sparse_attention")
 OF_LOOPS = ("constraints", "infinite", "memory")
 OF_LONG = ("dtypes", "empty", "float64", "kernel", "masked_rows", "saved", "special", "strides")
 
@@ -171,7 +173,7 @@ def _checks(backend: str) -> Iterable[testing.Check]:
 
 
 def _is_slow(check: testing.Check) -> bool:
-    if check.backend == SLOW_BACKEND and check.op == OF_MANY_READS:
+    if check.backend == SLOW_BACKEND and check.op in OF_MANY_READS:
         return check.name != "kernel"
     if check.name in OF_MANY_CALLS:
         return check.backend == "eager"

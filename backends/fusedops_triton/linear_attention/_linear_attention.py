@@ -104,7 +104,7 @@ def _walk_launch(sizes: Sizes) -> Launch:
     columns = columns_of(sizes, sizes.least_side)
     blocks = ceil_div(sizes.size_v, columns.cols)
     constants = {**by, "C": sizes.chunk, **columns.constants, "STAGES": stages_of(sizes)}
-    constants |= types_of(_walk, sizes)
+    constants |= types_of(_walk, sizes.split)
     numbers = (sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k, size_v, blocks)
     return Launch(_walk, (sizes.sequences * sizes.heads * blocks,), numbers, constants, columns.warps)
 

@@ -106,7 +106,7 @@ def _back_launch(sizes: Sizes) -> Launch:
     columns = columns_of(sizes, sizes.least_side)
     blocks = ceil_div(sizes.size_v, columns.cols)
     constants = {**by, "C": sizes.chunk, **columns.constants, "STAGES": stages_of(sizes)}
-    constants |= types_of(_walk_back, sizes)
+    constants |= types_of(_walk_back, sizes.split)
     numbers = (sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k, size_v, blocks)
     other = sizes.split and settings.chip.nvidia and settings.chip != CHIPS["sm_90"]
     warps = 8 if other else columns.warps  # of 4, up to 64 bytes of a thread spill there

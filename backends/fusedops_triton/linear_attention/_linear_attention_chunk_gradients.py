@@ -120,7 +120,7 @@ def _scores_launch(sizes: Sizes, delta: bool) -> Launch:
     cols = max(min(power_of_two(sizes.size_v), most_cols), sizes.least_side)
     constants = {
         **by, "STEPS": (sizes.sequences - 1).bit_length(), "C": sizes.chunk,
-        "BK": slice_of(sizes), "BV": cols, **types_of(_scores_back, sizes),
+        "BK": slice_of(sizes), "BV": cols, **types_of(_scores_back, sizes.split),
     }  # fmt: skip
     numbers = (sizes.sequences, sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k, size_v)
     return Launch(_scores_back, (sizes.numbers * sizes.heads,), numbers, constants, warps)
@@ -138,7 +138,7 @@ def _chunk_launch(sizes: Sizes, delta: bool) -> tuple[Launch, int]:
     blocks = ceil_div(sizes.size_k, rows)
     constants = {
         **by, "STEPS": (sizes.sequences - 1).bit_length(), "C": sizes.chunk, "BK": rows, "BV": cols,
-        **types_of(_chunk_back, sizes),
+        **types_of(_chunk_back, sizes.split),
     }  # fmt: skip
     rows_of_all = sizes.positions if sizes.packed else sizes.positions * sizes.sequences
     numbers = (

@@ -192,17 +192,17 @@ def parts_of(call: Call) -> Parts:
     return Parts(products, inverse, factors)
 
 
-def types_of(kernel: Any, sizes: Sizes) -> dict[str, Any]:
-    """Return the constexprs of products that are not of queries and keys alone.
+def types_of(kernel: Any, split: bool) -> dict[str, Any]:
+    """Return the constexprs of products that are not of queries and keys alone; split: of 16-bit tensors.
 
     Of 16-bit tensors by bfloat16. Those of float32 are in three parts on the tensor cores of an NVIDIA GPU, each of 11
     bits of the operands: within 2**-22 of each product. By plain instructions, a chunk by a state spills 9 KB of a
     thread. The interpreter has no products of bfloat16: it rounds to it, and multiplies float32.
     """
     compiled = isinstance(kernel, JITFunction)
-    split = "" if not sizes.split else "chained" if settings.chains_products() else "separate"
+    chained = "chained" if settings.chains_products() else "separate"
     return {
-        "SPLIT": split, "OF": tl.bfloat16 if sizes.split and compiled else tl.float32,
+        "SPLIT": chained if split else "", "OF": tl.bfloat16 if split and compiled else tl.float32,
         "PRECISION": precision_of(kernel),
     }  # fmt: skip
 
@@ -254,7 +254,7 @@ def _parts_launch(sizes: Sizes, normalize: bool) -> Launch:
     constants = {
         "UNIT_K": unit_k, "NORMALIZE": normalize, "STEPS": (sizes.sequences - 1).bit_length(), "C": sizes.chunk,
         "LEVELS": (sizes.chunk // BLOCK).bit_length() - 1, "BLOCK": BLOCK,
-        "BK": slice_of(sizes), "SPLIT": types_of(_chunk_parts, sizes)["SPLIT"], "OF": pairs,
+        "BK": slice_of(sizes), "SPLIT": types_of(_chunk_parts, sizes.split)["SPLIT"], "OF": pairs,
         "PRECISION": precision_of(_chunk_parts),
     }  # fmt: skip
     numbers = (sizes.sequences, sizes.positions, sizes.chunks, sizes.heads, sizes.group, size_k)

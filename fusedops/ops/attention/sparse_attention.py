@@ -44,7 +44,7 @@ def sparse_attention(
         v: (B, Nk, Sk, Dv), the dtype of ``q``. It may be a part of ``k``, as of one latent key head for all heads.
         indices: (B, Sq, K), or (B, 1 or Nk, Sq, K) for each key head, int32 or int64: the keys that a query may see, in
             any order, and -1 for none. Another number, or a key twice, is an InvalidInputError on eager on a CPU. On
-            cpu a key twice counts twice; on another device another number counts as none.
+            cpu and triton a key twice counts twice; on another device another number counts as none.
         mask: as of :func:`fusedops.attention`: True or non-zero means masked out.
         scale: a number, finite in float32; None is ``1 / sqrt(D)``.
         causal: as of :func:`fusedops.attention`, for the places of the keys in ``k``.

@@ -264,6 +264,41 @@ def check_sample(case: Case, facts: dict[str, Any]) -> None:
     assert facts["registers"] <= 128, facts  # a program of 512 threads has all of a multiprocessor
 
 
+# ---------------------------------------------------------------------------------------- select_keys, sparse_attention
+
+#: (B, Nq, Nk, Sq, Sk, D, Dv, K)
+SPARSE: dict[str, Case] = {
+    "expanded": {"shape": [1, 128, 128, 4096, 4096, 192, 128, 2048]},
+    "latent": {"shape": [1, 128, 1, 4096, 32768, 576, 512, 2048]},
+    "masked heads": {"shape": [1, 6, 2, 100, 300, 40, 24, 50], "mask": True},
+}
+
+
+def _of_sparse() -> dict[str, Case]:
+    """Return each launch on sm_90 and, in float32, on one more target; select_keys: on two more."""
+    cases: dict[str, Case] = {}
+    for turn, (name, shape) in enumerate(SPARSE.items()):
+        for launch, op in enumerate(("sparse_attention", "sparse_attention backward", "sparse_attention backward")):
+            for dtype, target in (("bfloat16", "sm_90"), ("float32", OTHERS[(turn + launch) % 3])):
+                # by ptxas's own choice, of fewer registers than there are
+                case = {"op": op, "launch": max(launch - 1, 0), "dtype": dtype, "target": target, "spilled": 24}
+                cases[f"{op} {launch}, {name}, {target}"] = {**case, **shape}
+    for launch, dtype, target in (
+        (0, "bfloat16", "sm_90"), (0, "bfloat16", "sm_100"), (0, "float32", "sm_80"), (0, "float32", "gfx942"),
+        (1, "bfloat16", "sm_90"), (1, "float32", "gfx942"),
+    ):  # fmt: skip
+        case = {"op": "select_keys", "launch": launch, "dtype": dtype, "target": target, "mask": target == "sm_90"}
+        cases[f"select_keys {launch}, {target}"] = {**case, "shape": [1, 4096, 32768, 64, 128, 2048]}
+    return cases
+
+
+def check_sparse(case: Case, facts: dict[str, Any]) -> None:
+    kernels = ("_rank", "_select") if case["op"] == "select_keys" else ("_queries", "_keys")
+    assert facts["kernel"] == ("_forward" if case["op"] == "sparse_attention" else kernels[case["launch"]])
+    assert facts["shared"] <= 99 * 1024  # of a program on 8.6, 8.9 and 12.x
+    assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**16
+
+
 # ------------------------------------------------------------------------------------------------------- gated_rms_norm
 
 GATED_NORMS: dict[str, Case] = {
@@ -536,6 +571,7 @@ FAMILIES = (
     (_of_rotary, check_rotary),
     (_of_routing, check_routing),
     (_of_sample, check_sample),
+    (_of_sparse, check_sparse),
 )
 CASES = {f"{make.__name__[4:]}: {name}": case for make, _ in FAMILIES for name, case in make().items()}
 

@@ -28,6 +28,7 @@ from log_prob_launches import launch_log_probs
 from modulated_launches import launch_group_norm, launch_modulated
 from overflows import overflows
 from quantized_launches import launch_int8, launch_quantized
+from sparse_launches import launch_select, launch_sparse
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -448,6 +449,10 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return recorded_launch(case, launch_paged)
     if case["op"] == "store_kv":
         return recorded_launch(case, launch_store)
+    if case["op"] == "select_keys":
+        return recorded_launch(case, launch_select)
+    if case["op"].startswith("sparse_attention"):
+        return recorded_launch(case, launch_sparse)
     if case["op"] == "sample":
         return sample_launch(case)
     if case["op"].startswith("top_k_routing"):
