@@ -104,6 +104,8 @@ def test_results_gradients_and_remove(family: str) -> None:
     applied.remove()
     after, _ = outcome(model)
     assert torch.equal(after, want)
+    planned = fusedops.plan(model, {"input_ids": IDS}, device="cuda")
+    assert ("select_keys" in {row.op for row in planned.rows}) == (FAMILIES[family] is LATENT)
 
 
 def test_generate_token_for_token(family: str) -> None:

@@ -20,8 +20,8 @@ _FEW = 4  # as many keys, at least, as are chosen: below, all scores in tiles ta
 def chosen_keys(module: Any, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
     """Return the indices of the keys that a call chooses, (B, 1 or Nk, Sq, K), where the call is faster by these.
 
-    None where it is faster with a mask: where few keys are left out, or on another device than a CPU, where
-    sparse_attention has no kernel of its own, or where blocks are chosen for each query head.
+    None where it is faster with a mask: where few keys are left out, or where blocks are chosen for each query head.
+    And on another device than a CPU, on which it was not measured from how many keys on it is.
 
     Args:
         module: the attention module; of blocks, ``indexer.block_size`` is their size.

@@ -113,14 +113,14 @@ class Scores:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record the relu and the sum over heads; for other functions compute the scores."""
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if func in (torch.relu, torch.nn.functional.relu) and type(first) is Scores and len(args) == 1:
             if first._recorded.weights is None:
                 return Scores(first._recorded._replace(relu=True))
         elif func is torch.matmul and len(args) == 2 and type(args[1]) is Scores and is_plain_or_planned(first):
             r = args[1]._recorded
             if r.relu and r.weights is None and first.shape == (*r.q.shape[:2], 1, r.q.shape[2]):
-                return Scores(r._replace(weights=first[..., 0, :]))
+                return Scores(r._replace(weights=cast("Tensor", first)[..., 0, :]))
         options: dict[str, Any] = kwargs or {}
         return func(*_computed(args), **{name: _computed(value) for name, value in options.items()})
 
@@ -135,15 +135,15 @@ def _computed(value: Any) -> Any:
 
 
 class _Torch:
-    """The module torch, whose matmul records the products of q (B, S, H, D) and k (B, 1, D, T) of one kind of device.
+    """The module torch, whose matmul records the products of q (B, S, H, D) and k (B, 1, D, T).
 
     Args:
-        device: that kind.
         choose: :func:`fusedops.select_keys`.
+        meta: record those on the meta device alone; False: those on any other device.
     """
 
-    def __init__(self, device: str, choose: Callable[..., Tensor]) -> None:
-        self._device, self._choose = device, choose
+    def __init__(self, choose: Callable[..., Tensor], meta: bool = False) -> None:
+        self._choose, self._meta = choose, meta
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -153,7 +153,7 @@ class _Torch:
         if not (is_plain_or_planned(one) and is_plain_or_planned(other) and one.dim() == other.dim() == 4):
             return torch.matmul(one, other)
         fits = other.shape[1] == 1 and one.shape[0] == other.shape[0] and one.dtype == other.dtype == torch.float32
-        if not fits or one.device.type != self._device or one.requires_grad or other.requires_grad:
+        if not fits or (one.device.type == "meta") != self._meta or one.requires_grad or other.requires_grad:
             return torch.matmul(one, other)
         return Scores(_Recorded(one, other[:, 0].mT, self._choose))
 
@@ -173,7 +173,7 @@ class Indexer(Replacement):
     copied: Callable[..., Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "copied", copy_of(self.original, self.rotary, _Torch("cpu", ops.select_keys)))
+        object.__setattr__(self, "copied", copy_of(self.original, self.rotary, _Torch(ops.select_keys)))
 
     def __reduce__(self) -> Any:
         return Indexer, (self.original, self.rotary)
@@ -248,10 +248,26 @@ def _chooses(module: Any, indexer: Indexer, hidden: int, latent: int, rotated: i
         "position_ids": made(_B, _S, dtype=torch.int64),
     }
     parameters = [name for name in inspect.signature(indexer.original.forward).parameters if name in values]
-    forward = copy_of(indexer.original, indexer.rotary, _Torch("meta", choose))
+    forward = copy_of(indexer.original, indexer.rotary, _Torch(choose, meta=True))
     try:
         with torch.no_grad():
-            result = forward(deepcopy(module).to("meta").float(), **{name: values[name] for name in parameters})
+            result = forward(_on_meta(module), **{name: values[name] for name in parameters})
     except Exception:  # of any module that was wrapped or changed: it keeps its forward
         return False
     return len(chosen) == 1 and isinstance(result, Tensor) and result.shape == chosen[0].shape
+
+
+def _on_meta(module: Module) -> Module:
+    """Return a copy with tensors of float32 on the meta device: those of a plan stay tensors of the plan by ``to``."""
+    made = deepcopy(module)
+    for each in made.modules():
+        for name, parameter in [*each.named_parameters(recurse=False)]:
+            setattr(each, name, torch.nn.Parameter(_float(parameter), requires_grad=False))
+        for name, buffer in [*each.named_buffers(recurse=False)]:
+            setattr(each, name, _float(buffer))
+    return made
+
+
+def _float(tensor: Tensor) -> Tensor:
+    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    return torch.empty(tensor.shape, dtype=dtype, device="meta")
