@@ -394,9 +394,9 @@ def test_some_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-def test_5000_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = check_mutations(tmp_path, 1667, monkeypatch)
-    assert min(counts["taken"], counts["refused"]) > 1000
+def test_2000_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = check_mutations(tmp_path, 667, monkeypatch)
+    assert min(counts["taken"], counts["refused"]) > 400
 
 
 @pytest.mark.parametrize("format", ["MXFP4_GGUF", "NVFP4_GGUF"])

@@ -90,5 +90,5 @@ def test_the_most_memory_of_a_load_is_near_that_of_the_file(tmp_path: Path, kind
     count, sizes = ("num_local_experts" if kind == "mxfp4" else "num_experts"), {"hidden_size": 512}
     inner = "intermediate_size" if kind == "mxfp4" else "moe_intermediate_size"
     write_mixture(tmp_path / "small", kind, **(WIDE if kind != "mxfp4" else {}))
-    write_mixture(tmp_path, kind, **sizes, num_hidden_layers=4, **{count: 16, inner: 512})
+    write_mixture(tmp_path, kind, **sizes, num_hidden_layers=4, **{count: 8, inner: 512})
     assert 0.9 < share_of_a_load(tmp_path) < 1.6
