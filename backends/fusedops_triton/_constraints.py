@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from fusedops.constraints import Capability, Constraint, Dim, DType, Rank
+from fusedops import TensorSpec
+from fusedops.constraints import Arguments, Boundary, Capability, Constraint, Dim, DType, OneOf, Rank
+from fusedops.quantization import SCALED, bytes_of_row, weights_of_row
 
 #: The longest row of kernels that count columns in 32 bits. The last block may end up to 2**16 columns behind the row.
 LONGEST_ROW = 2**31 - 2**16
@@ -19,6 +22,24 @@ FEW_ROWS = "a program has fewer rows where there are few, and its sums another o
 TWO_FORMS = "a program of several rows has two forms, by the number of rows, whose sums differ in the interpreter"
 MEAN_LENGTH = "packed sequences are computed in chunks, or one position after another, by their mean length"
 ORDER = "a few rows are summed in another order than tiles of many, or than torch's products, by their number"
+
+
+class HasScales(OneOf):
+    """The format of a packed weight has a tensor of scales."""
+
+    def __init__(self, weight: str) -> None:
+        super().__init__(f"{weight}_format", *SCALED)
+        self.weight = weight
+
+    def boundaries(self, args: Arguments) -> Iterator[Boundary]:
+        """Yield a call with the formats, and one with a weight of GGUF, whose codes have another size."""
+        yield from super().boundaries(args)
+        codes: TensorSpec = args[self.weight]
+        size = bytes_of_row(weights_of_row(codes.shape[-1], args[self.name]), "Q8_0")
+        if size is not None:
+            parts = dict.fromkeys(f"{self.weight}_{part}" for part in ("scales", "global_scale", "zeros"))
+            weight = codes.replace(shape=(*codes.shape[:-1], size))
+            yield Boundary("Q8_0", {**args, **parts, self.weight: weight, self.name: "Q8_0"}, False)
 
 
 class DecayOfHeads(Rank):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from fusedops import Deviation, Kernel, kernel, ops
-from fusedops.constraints import Capability, Constraint, Dim, DType, OneOf
+from fusedops.constraints import Capability, Constraint, Dim, DType, OneOf, ScaleGroups
 from fusedops.quantization import SCALED
 from fusedops_triton._constraints import (
     FEW_ROWS,
@@ -24,6 +24,7 @@ from fusedops_triton._constraints import (
     PRODUCTS,
     TWO_FORMS,
     DecayOfHeads,
+    HasScales,
     row_length,
     supported,
 )
@@ -286,6 +287,19 @@ KERNELS = (
         gradients=(*supported("grad"), *_PACKED),
         uses="torch.mm, ",
         rows=ORDER,
+    ),
+    *_both(
+        ops.quantized_experts,
+        "experts._quantized_experts:quantized_experts",
+        "experts._quantized_experts:quantized_experts_backward",
+        *supported("x"),
+        *map(HasScales, ("up", "down")),
+        *(ScaleGroups(name, f"{name}_scales", f"{name}_format", 16, f"{name}_zeros") for name in ("up", "down")),
+        Dim("index", (0,), at_most=2**24),  # the routed rows are counted in 32 bits
+        Dim("index", (1,), at_most=2**6),
+        Dim("up", (-2, -1), at_most=LONGEST_ROW),
+        uses="torch.nn.functional.grouped_mm, ",
+        rows=GROUPED,
     ),
     *_both(
         ops.rotary_embedding,

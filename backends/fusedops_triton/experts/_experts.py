@@ -36,13 +36,14 @@ def experts(a: ExpertsArgs, save: bool) -> tuple[Tensor, Tensor | None]:
         up_bias = None if a.up_bias is None else _plain(a.up_bias)
         down_bias = None if a.down_bias is None else _plain(a.down_bias)
         factors = a.up_lora is not None or a.down_lora is not None
-        if not save and not factors and takes_few(index):
+        packed = not isinstance(up, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]  # a PackedRows: quantized_experts
+        if not save and not factors and not packed and takes_few(index):
             place = torch.empty_like(index, dtype=torch.int32)
             activated = few_rows(x, index, up, up_bias, not a.transposed, act, None)
             rows = few_rows(activated, index, down, None, not a.transposed, None, place)
             return combine(rows, place, weights, down_bias, index), None
         of = route(index, up.shape[0])
-        if a.up_lora is not None or is_by_torch(x, up, index.numel()):
+        if a.up_lora is not None or packed or is_by_torch(x, up, index.numel()):
             h = _up_products(a, x, of)
             activated = activation_forward(h, up_bias, of, act, save)
             kept = h if save else None

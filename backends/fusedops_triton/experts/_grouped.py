@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from functools import cache
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
@@ -66,7 +66,20 @@ def _tiles(dtype: torch.dtype, *sizes: int) -> tuple[Tiles, int]:
 # ---------------------------------------------------------------------------------------------------------- launchers
 
 
-def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool) -> Tensor:
+class Packed(Protocol):
+    """A packed weight of all experts, (E, N, K), by its products."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of the unpacked weight."""
+        ...
+
+    def products(self, rows: Tensor, ends: Tensor, swapped: bool) -> Tensor:
+        """Return what ``rows_by_weight`` does."""
+        ...
+
+
+def rows_by_weight(rows: Tensor, weight: Tensor | Packed, ends: Tensor, swapped: bool) -> Tensor:
     """Return the product of each row with the weight of its expert, (S, N), in the dtype of rows.
 
     Args:
@@ -75,6 +88,8 @@ def rows_by_weight(rows: Tensor, weight: Tensor, ends: Tensor, swapped: bool) ->
         ends: (E,), int32. What is past the last one is not written.
         swapped: the last two dims of ``weight`` are swapped.
     """
+    if not isinstance(weight, Tensor):
+        return weight.products(rows, ends, swapped)
     size, length = weight.shape[1 if swapped else 2], rows.shape[1]
     if _is_taken(rows, weight):
         return _grouped_mm(rows, _readable(weight.mT if swapped else weight), offs=ends)

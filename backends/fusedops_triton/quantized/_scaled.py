@@ -37,10 +37,10 @@ _VECTOR_ROWS, _OUTPUTS, _WORDS, _WARPS = 4, 4, 128, 4
 _TILE_ROWS, _TILE_OUTPUTS, _TILE_COLUMNS, _TILE_WARPS = 128, 64, 64, 8
 
 #: The largest number of a code, rounded up to a power of two; None: of no 16 bits, as those of NF4.
-_LARGEST = {"e2m1": 8, "int4": 16, "e4m3": 512, "table": None}
+LARGEST = {"e2m1": 8, "int4": 16, "e4m3": 512, "table": None}
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """The constexprs of a weight."""
 
     BITS: int  # of a code
@@ -59,7 +59,7 @@ class Scaled(NamedTuple):
     global_scale: Tensor | None
     zeros: Tensor | None
     columns: int
-    layout: _Layout
+    layout: Layout
 
     @property
     def outputs(self) -> int:
@@ -75,7 +75,7 @@ class Scaled(NamedTuple):
         """Compute the products of a few rows."""
         words = self._words()
         launch = _vector_launch(x.shape[0], self.outputs, words.shape[1], self.groups, words.dtype, self.layout)
-        launch(y, y, x, words, *self._parts(), bias)
+        launch(y, y, x, words, *self.parts(), bias)
 
     def tiles(self, y: Tensor, x: Tensor, bias: Tensor | None) -> bool:
         """Compute the products of many rows of 16 bits, or return False where that is not exact."""
@@ -99,7 +99,7 @@ class Scaled(NamedTuple):
         part = part._replace(codes=self.codes[rows], zeros=None if self.zeros is None else self.zeros[rows])
         words = part._words()
         launch = _unpack_launch(weight.shape[0], words.shape[1], part.groups, words.dtype, part.layout)
-        launch(weight, weight, words, *part._parts())
+        launch(weight, weight, words, *part.parts())
 
     def _words(self) -> Tensor:
         """Return the codes as words of 32 bits, or as bytes where a row has no whole number of them."""
@@ -110,18 +110,19 @@ class Scaled(NamedTuple):
             codes = codes.clone()
         return codes.view(torch.int32)
 
-    def _parts(self) -> tuple[Tensor | None, ...]:
-        table = _table(self.codes.device) if self.layout.KIND == "table" else None
+    def parts(self) -> tuple[Tensor | None, ...]:
+        """Return what the kernels read beside the codes."""
+        table = table_of(self.codes.device) if self.layout.KIND == "table" else None
         return self.scales, self.global_scale, self.zeros, table
 
 
 def scaled(codes: Tensor, format: str, scales: Tensor, global_scale: Tensor | None, zeros: Tensor | None) -> Scaled:
     """Return a weight of the arguments of the op."""
-    data, columns = SCALED[format], weights_of_row(codes.shape[1], format)
+    data, columns = SCALED[format], weights_of_row(codes.shape[-1], format)
     size = data.group or columns // max(scales.shape[-1], 1)
     kind = "e4m3" if data.values is None else _KINDS.get(format, "e2m1")
     of_scales = "float" if scales.dtype is not torch.uint8 else "e4m3" if data.e4m3 else "e8m0"
-    layout = _Layout(data.bits, data.high_first, kind, of_scales, 0 if scales.shape[-1] == 1 else size, data.rows)
+    layout = Layout(data.bits, data.high_first, kind, of_scales, 0 if scales.shape[-1] == 1 else size, data.rows)
     plain = (None if each is None else each.resolve_neg().contiguous() for each in (codes, zeros, scales))
     codes, zeros, scales = plain  # pyright: ignore[reportAssignmentType]
     return Scaled(codes, scales, None if global_scale is None else global_scale.float(), zeros, columns, layout)
@@ -131,23 +132,23 @@ _KINDS = {"INT4_GROUP": "int4", "NF4": "table"}
 
 
 @cache
-def _table(device: torch.device) -> Tensor:
+def table_of(device: torch.device) -> Tensor:
     return torch.tensor(SCALED["NF4"].values, device=device)
 
 
-def _columns_of_step(layout: _Layout, columns: int) -> int:
+def _columns_of_step(layout: Layout, columns: int) -> int:
     """Return how many columns of one group a step of a tile has; 0: there are no tiles of these."""
     group = layout.GROUP or _TILE_COLUMNS
     step = min(group & -group, _TILE_COLUMNS)
-    return step if step >= 16 and _LARGEST[layout.KIND] is not None and columns else 0
+    return step if step >= 16 and LARGEST[layout.KIND] is not None and columns else 0
 
 
-def _per_word(dtype: torch.dtype, layout: _Layout) -> int:
+def _per_word(dtype: torch.dtype, layout: Layout) -> int:
     return dtype.itemsize * 8 // layout.BITS
 
 
 @cached_by_layout
-def _vector_launch(rows: int, outputs: int, words: int, groups: int, dtype: torch.dtype, layout: _Layout) -> Launch:
+def _vector_launch(rows: int, outputs: int, words: int, groups: int, dtype: torch.dtype, layout: Layout) -> Launch:
     at_once = 1 if rows == 1 else _VECTOR_ROWS
     down = ceil_div(rows, at_once)
     constants = {"BM": at_once, "BN": _OUTPUTS, "WORDS": _WORDS, "PER": _per_word(dtype, layout), **layout._asdict()}
@@ -156,7 +157,7 @@ def _vector_launch(rows: int, outputs: int, words: int, groups: int, dtype: torc
 
 
 @cached_by_layout
-def _unpack_launch(outputs: int, words: int, groups: int, dtype: torch.dtype, layout: _Layout) -> Launch:
+def _unpack_launch(outputs: int, words: int, groups: int, dtype: torch.dtype, layout: Layout) -> Launch:
     across = ceil_div(words, _WORDS)
     constants = {"BN": _OUTPUTS, "WORDS": _WORDS, "PER": _per_word(dtype, layout), **layout._asdict()}
     return Launch(_unpack, (ceil_div(outputs, _OUTPUTS) * across,), (outputs, words, groups, across), constants, _WARPS)
@@ -164,10 +165,10 @@ def _unpack_launch(outputs: int, words: int, groups: int, dtype: torch.dtype, la
 
 @cached_by_layout
 def _tiles_launch(
-    rows: int, outputs: int, columns: int, groups: int, step: int, dtype: torch.dtype, layout: _Layout
+    rows: int, outputs: int, columns: int, groups: int, step: int, dtype: torch.dtype, layout: Layout
 ) -> Launch:
     across = ceil_div(outputs, _TILE_OUTPUTS)
-    largest = step * (_LARGEST[layout.KIND] or 1)
+    largest = step * (LARGEST[layout.KIND] or 1)
     constants = {
         # the interpreter has no products of bfloat16; those of float32 are the same
         "OF": TYPES[dtype if isinstance(_tiles, JITFunction) else torch.float32],
@@ -215,7 +216,7 @@ def _numbers(code, table_ptr, KIND: tl.constexpr):
 
 
 @triton.jit
-def _scales(scale_ptr, global_ptr, at, inside, SCALE: tl.constexpr):
+def read_scales(scale_ptr, global_ptr, at, inside, SCALE: tl.constexpr):
     """Return scales as float32, divided by the global one."""
     if SCALE == "e8m0":
         power = tl.load(scale_ptr + at, inside, 127).to(tl.int32)
@@ -231,7 +232,7 @@ def _scales(scale_ptr, global_ptr, at, inside, SCALE: tl.constexpr):
 
 
 @triton.jit
-def _groups(n, groups, ROWS: tl.constexpr):
+def first_scale(n, groups, ROWS: tl.constexpr):
     """Return the offset of the first scale of rows n, 64-bit."""
     if ROWS == 0:
         return n.to(tl.int64) * 0
@@ -249,6 +250,30 @@ def _weights(
     if zeros_ptr is not None:
         number -= tl.load(zeros_ptr + at, inside, 8).to(tl.float32) - 8
     return number * scale
+
+
+@triton.jit
+def read_tile(
+    pointers, of_codes, zeros_ptr, table_ptr, at, fits,
+    BN: tl.constexpr, BK: tl.constexpr, BITS: tl.constexpr, HIGH: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Return BK numbers of each of BN rows, less their centre, without the scales, as float32.
+
+    Args:
+        pointers: to the bytes of the codes.
+        of_codes: False for bytes that are not read.
+        zeros_ptr: to the first zero of the weight, or None.
+        table_ptr: to the numbers of NF4, or None.
+        at: (BN,), the one group of each row.
+        fits: (BN,), False for rows that are not read.
+    """
+    data = tl.load(pointers, of_codes, 0).to(tl.int32)
+    if BITS == 4:
+        data = tl.reshape(tl.join(data >> 4, data & 15) if HIGH else tl.join(data & 15, data >> 4), (BN, BK))
+    number = _numbers(data, table_ptr, KIND)
+    if zeros_ptr is not None:
+        number -= (tl.load(zeros_ptr + at, fits, 8).to(tl.float32) - 8)[:, None]
+    return number
 
 
 @profiled(do_not_specialize=["rows", "outputs", "words", "groups", "down"])
@@ -270,8 +295,8 @@ def _vector(
         fits = (word < words)[None, :]
         inside = fits & (n < outputs)[:, None]
         data = tl.load(of_codes_ptr + word[None, :], inside, 0).to(tl.int32)
-        at = _groups(n, groups, ROWS)[:, None] + (word // (GROUP // PER) if GROUP else word * 0)[None, :]
-        scale = _scales(scale_ptr, global_ptr, at, inside, SCALE)
+        at = first_scale(n, groups, ROWS)[:, None] + (word // (GROUP // PER) if GROUP else word * 0)[None, :]
+        scale = read_scales(scale_ptr, global_ptr, at, inside, SCALE)
         for part in tl.static_range(PER):
             weight = _weights(data, scale, zeros_ptr, table_ptr, at, inside, part, BITS, HIGH, KIND)
             x = read(row_ptr + (word.to(tl.int64) * PER + part)[None, :], fits & (m < rows)[:, None])
@@ -291,8 +316,8 @@ def _unpack(
     inside = (word < words)[None, :] & (n < outputs)[:, None]
     place = n.to(tl.int64)[:, None] * words + word[None, :]
     data = tl.load(codes_ptr + place, inside, 0).to(tl.int32)
-    at = _groups(n, groups, ROWS)[:, None] + (word // (GROUP // PER) if GROUP else word * 0)[None, :]
-    scale = _scales(scale_ptr, global_ptr, at, inside, SCALE)
+    at = first_scale(n, groups, ROWS)[:, None] + (word // (GROUP // PER) if GROUP else word * 0)[None, :]
+    scale = read_scales(scale_ptr, global_ptr, at, inside, SCALE)
     for part in tl.static_range(PER):
         weight = _weights(data, scale, zeros_ptr, table_ptr, at, inside, part, BITS, HIGH, KIND)
         tl.store(weight_ptr + place * PER + part, weight, inside)
@@ -309,31 +334,25 @@ def _tiles(
 
     EVEN: BK divides them.
     """
-    tl.static_assert(not HIGH)
     m = (tl.program_id(0) // across) * BM + tl.arange(0, BM)
     n = (tl.program_id(0) % across) * BN + tl.arange(0, BN)
     PER: tl.constexpr = 8 // BITS
     columns, bytes = units * UNIT, units * (UNIT // PER)
     row_ptr = x_ptr + m.to(tl.int64)[:, None] * columns
     of_codes_ptr = codes_ptr + n.to(tl.int64)[:, None] * bytes
-    of_scales, fits = _groups(n, groups, ROWS), n < outputs
+    of_scales, fits = first_scale(n, groups, ROWS), n < outputs
     total = tl.zeros((BM, BN), tl.float32)
     for first in range(0, columns, BK):
         byte, k = first // PER + tl.arange(0, BK // PER), first + tl.arange(0, BK)
         of_codes, of_x = fits[:, None] & (byte >= 0)[None, :], (m < rows)[:, None] & (k >= 0)[None, :]
         if not EVEN:
             of_codes, of_x = fits[:, None] & (byte < bytes)[None, :], (m < rows)[:, None] & (k < columns)[None, :]
-        data = tl.load(of_codes_ptr + byte[None, :], of_codes, 0).to(tl.int32)
-        if PER == 2:
-            data = tl.reshape(tl.join(data & 15, data >> 4), (BN, BK))
-        number = _numbers(data, None, KIND)
         at = of_scales + (first // GROUP if GROUP else 0)
-        if zeros_ptr is not None:
-            number -= (tl.load(zeros_ptr + at, fits, 8).to(tl.float32) - 8)[:, None]
+        number = read_tile(of_codes_ptr + byte[None, :], of_codes, zeros_ptr, None, at, fits, BN, BK, BITS, HIGH, KIND)
         x = tl.load(row_ptr + k[None, :], of_x, 0.0)
         number = tl.trans((number * DOWN).to(OF))  # exact
         sums = tl.dot(x.to(OF), number, input_precision="ieee", out_dtype=tl.float32)
-        total += sums * _scales(scale_ptr, global_ptr, at, fits, SCALE)[None, :]
+        total += sums * read_scales(scale_ptr, global_ptr, at, fits, SCALE)[None, :]
     store_tile(y_ptr, total / DOWN, bias_ptr, m, n, rows, outputs)
 
 

@@ -321,7 +321,10 @@ def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tupl
         )
         of_da = of_da if back is None else of_da + back.of_sum + narrow.rounding(da)
         of_dh = of_dh + of.hidden_gradient(absolute, of_da)[0]
-        largest = of.hidden_gradient(absolute, weighted @ sizes[1])[0]
+        largest = weighted @ sizes[1]
+        if back is not None and down_factors is not None:
+            largest = largest + finite_size(back.thin) @ finite_size(down_factors[0])
+        largest = of.hidden_gradient(absolute, largest)[0]
         of_dh = (of_dh + narrow.rounding(dh)).masked_fill(overflows | (largest >= narrow.largest), math.inf)
         signed = da
         if not da.isfinite().all():

@@ -434,6 +434,31 @@ def _of_scaled() -> dict[str, Case]:
     }
 
 
+def _of_packed_experts() -> dict[str, Case]:
+    """Return both products of gpt-oss's format on each target, and those of other formats on one."""
+    targets = ("sm_90", *OTHERS)
+    others = zip(("NVFP4", "FP8_BLOCK", "INT4_GROUP", "NF4"), ("float16", "float32", "bfloat16", "bfloat16"), targets)
+    forms = [("MXFP4", "bfloat16", target) for target in targets] + list(others)
+    return {
+        f"packed_experts{side}, {packed}, {target}": {
+            "op": f"packed_experts{side}",
+            "shape": [4096, 32, 5760, 2880] if packed != "FP8_BLOCK" else [100, 8, 320, 192],
+            "dtype": dtype,
+            "format": packed,
+            "target": target,
+            "spilled": 8,
+        }
+        for packed, dtype, target in forms
+        for side in ("", " gradient")
+    }
+
+
+def check_packed_experts(case: Case, facts: dict[str, Any]) -> None:
+    assert facts["kernel"] == ("_gradient" if case["op"].endswith("gradient") else "_rows")
+    # two programs on a processor, or more
+    assert facts["registers"] * facts["warps"] * (64 if case["target"] == "gfx942" else 32) <= 2**15, facts
+
+
 def _of_int8() -> dict[str, Case]:
     case = {"op": "int8_linear", "dtype": "bfloat16", "spilled": 8}
     shapes = {"few": ([8, 4096, 4096], OTHERS[:1]), "tiles": ([512, 4096, 4096], ("sm_90", *OTHERS))}
@@ -567,6 +592,7 @@ FAMILIES = (
     (_of_paged, check_paged),
     (_of_quantized, check_quantized),
     (_of_scaled, check_scaled),
+    (_of_packed_experts, check_packed_experts),
     (_of_loss, check_loss),
     (_of_rotary, check_rotary),
     (_of_routing, check_routing),

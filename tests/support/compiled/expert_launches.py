@@ -46,3 +46,25 @@ def launch_experts(case: dict[str, Any]) -> None:
         )
     else:
         _experts.experts(ExpertsArgs(*tensors, *act, transposed, *_NO_LORA), not case["op"].endswith("few"))
+
+
+def launch_packed_experts(case: dict[str, Any]) -> None:
+    """Make the launch of a case: the products of rows with packed weights. op: "packed_experts", or with " gradient";
+    shape (rows, E, N, K), format, dtype.
+    """
+    from fusedops.quantization import SCALED, bytes_of_row
+    from fusedops_triton.experts._packed_rows import PackedRows
+    from fusedops_triton.quantized._scaled import scaled
+
+    def empty(*shape: int, of: torch.dtype = torch.uint8) -> torch.Tensor:
+        return torch.empty(shape, dtype=of, device="meta")
+
+    (rows, experts, outputs, columns), gradient = case["shape"], case["op"].endswith("gradient")
+    data = SCALED[case["format"]]
+    groups = (experts, *data.scales_shape(outputs, columns, columns // 64))
+    scales = empty(*groups, of=torch.uint8 if torch.uint8 in data.scales else torch.float16)
+    divisor = empty(experts, of=torch.float32) if data.global_scale else None
+    codes = empty(experts, outputs, bytes_of_row(columns, case["format"]) or 0)
+    weight = scaled(codes, case["format"], scales, divisor, empty(*groups) if data.zeros else None)
+    of_rows = empty(rows, outputs if gradient else columns, of=getattr(torch, case["dtype"]))
+    PackedRows(weight).products(of_rows, empty(experts, of=torch.int32), not gradient)

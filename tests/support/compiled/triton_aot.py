@@ -22,7 +22,7 @@ import triton
 from assembly import chained_products, instructions, of_amdgcn, of_cuda
 from cache_launches import launch_paged, launch_store
 from conv_launches import launch_conv
-from expert_launches import launch_experts
+from expert_launches import launch_experts, launch_packed_experts
 from linear_attention_launches import launch_linear_attention
 from log_prob_launches import launch_log_probs
 from modulated_launches import launch_group_norm, launch_modulated
@@ -431,6 +431,8 @@ def launch_of(case: dict[str, Any]) -> Launch:
         return loss_launch(case)
     if case["op"].startswith("experts"):
         return recorded_launch(case, launch_experts)
+    if case["op"].startswith("packed_experts"):
+        return recorded_launch(case, launch_packed_experts)
     if case["op"].startswith("causal_conv1d"):
         return recorded_launch(case, launch_conv)
     if case["op"].startswith("linear_log_probs"):
