@@ -14,7 +14,10 @@ from torch import Tensor
 
 from fusedops.errors import InvalidInputError
 
-_FEW = 4  # as many keys, at least, as are chosen: below, all scores in tiles take no longer than gathered keys
+#: As many keys, at least, as are chosen. With 4, gathered keys take 0.5 to 0.9 of the time of a mask and all scores, of
+#: 1 to 1,024 queries of 1,024 to 4,096 keys; with gradients 0.7, and 1.1 to 1.2 where each head has keys of its own.
+#: With 3, 0.7 to 1.1, and 1.0 to 1.6. float32, 2 threads at load 7, medians of paired turns of processor time.
+_FEW = 4
 
 
 def chosen_keys(module: Any, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
