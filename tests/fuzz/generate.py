@@ -306,6 +306,8 @@ class _Generator:
             if item.name == name:
                 rows = (*call[item.of].shape[item.dim :], 0)[0]
                 values = f"fusedops.testing.random_indices({{shape}}, {rows}, {{generator}})"
+                if layout in ("expanded last", "expanded all"):  # a place twice in a row
+                    layout = "contiguous"
         for item in packed_rows(op):
             if item.name == name and call[item.format] in (*FORMATS, *SCALED) and shape:
                 values = f"fusedops.testing.random_packed({{shape}}, {call[item.format]!r}, {{generator}})"
