@@ -92,10 +92,10 @@ class Buffer {
 };
 using FloatBuffer = Buffer<float>;
 
-// One buffer for each worker.
+// One buffer for each worker, with malloc's alignment, so that a part of it may be of int64 or of pointers.
 class Scratch {
  public:
-  Scratch(int64_t workers, int64_t floats) : floats_(floats), buffer_(workers * floats) {}
+  Scratch(int64_t workers, int64_t floats) : floats_((floats + 3) / 4 * 4), buffer_(workers * floats_) {}
   bool failed() const { return !buffer_.data(); }
   float* of(int64_t worker) const { return buffer_.data() + worker * floats_; }
 
