@@ -4,19 +4,23 @@ the experts functions of transformers, Megatron's GroupedMLP, Liger's fused_moe,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._contract.values import Saved
 from fusedops._dispatch.call import call
+from fusedops.dtypes import arithmetic, no_autocast
 from fusedops.errors import InvalidInputError
-from fusedops.ops.experts.arguments import CONSTRAINTS, LORA, ExpertsArgs, with_factors
-from fusedops.ops.experts.formulas import Activation, experts_backward, experts_hidden, experts_reference
-from fusedops.ops.experts.one_packed import experts_with_one_packed
+from fusedops.ops.experts.arguments import CONSTRAINTS, LORA, ExpertsArgs, ends_of, with_factors
+from fusedops.ops.experts.formulas import Activation, experts_backward, experts_hidden, experts_of, experts_reference
+from fusedops.ops.experts.grouped_matmul import grouped_matmul
 from fusedops.ops.experts.quantized_experts import quantized_experts
+from fusedops.ops.quantized.quantized_linear import quantized_linear
 from fusedops.quantization import Packed
 
 
@@ -100,7 +104,7 @@ def experts(
     factors = (up_lora, up_lora_b, down_lora, down_lora_b, lora_scale)
     args = (x, index, weights, up, down, up_bias, down_bias, *options, *factors)
     if any(packed) and not all(packed):
-        return _with_one_packed(ExpertsArgs(*cast("Any", args)), backend)
+        return _checked_with_one_packed(ExpertsArgs(*cast("Any", args)), backend)
     if any(packed):
         given = (x, index, weights, up, down, up_bias, down_bias)
         return quantized_experts(
@@ -120,13 +124,99 @@ def experts(
     return call(OP, prepare_args(args), backend)
 
 
-def _with_one_packed(given: ExpertsArgs, backend: str | None) -> Tensor:
+def _checked_with_one_packed(given: ExpertsArgs, backend: str | None) -> Tensor:
     """Check a call with one Packed as one of tensors, and compute it."""
     a = with_factors(given)
     OP.validate([TensorSpec(p.shape, device=p.device) if isinstance(p, Packed) else p for p in OP.specs(a)])
     act = Activation(a.activation, a.limit, a.alpha, a.offset, a.interleaved)
     factors = (a.up_lora, a.up_lora_b, a.down_lora, a.down_lora_b)
-    return experts_with_one_packed(*a[:5], (a.up_bias, a.down_bias), act, factors, a.lora_scale, backend)
+    return _with_one_packed(*a[:5], (a.up_bias, a.down_bias), act, factors, a.lora_scale, backend)
+
+
+def _with_one_packed(
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    up: Packed | Tensor,
+    down: Packed | Tensor,
+    biases: Sequence[Tensor | None],
+    act: Activation,
+    factors: Sequence[Tensor | None],
+    lora_scale: float,
+    backend: str | None,
+) -> Tensor:
+    """Compute experts for valid arguments, one expert after another on the rows that chose it.
+
+    The gradients are those of the ops: also of the weight that is not packed. Only one expert's up-projections are held
+    where no gradient is wanted. The number of rows of each expert is read from the device.
+
+    Args:
+        x: as of experts.
+        index: likewise.
+        weights: likewise.
+        up: likewise.
+        down: likewise; of both one is a Packed.
+        biases: of up and of down.
+        act: the activation.
+        factors: of LoRA: A and B of up, then those of down.
+        lora_scale: as of experts.
+        backend: a policy for both ops, or None.
+    """
+    wide = arithmetic(x, *(each for each in (up, down) if isinstance(each, Tensor)))
+    narrow = wide if x.device.type == "cpu" else x.dtype  # of products, as those of eager
+    chosen, order = experts_of(index, up.shape[0]).sort(stable=True)
+    every = torch.arange(up.shape[0], device=x.device)
+    ends = ends_of("experts", torch.searchsorted(chosen, every, right=True), index.numel())
+    order = order[: ends[-1] if ends else 0]
+    sizes = [end - start for start, end in zip([0, *ends], ends)]
+    # without rows the first one, on none, so that the result depends on each argument
+    members = [e for e, size in enumerate(sizes) if size] or list(range(min(len(sizes), 1)))
+    of_up, of_down = (each if isinstance(each, Packed) else _each(each) for each in (up, down))
+    up_bias, down_bias, *pairs = (None if each is None else _each(each) for each in (*biases, *factors))
+    outs: list[Tensor] = []
+    with no_autocast(x.device.type):
+        rows = x.to(wide)[order // max(index.shape[1], 1)]
+        parts = cast("tuple[Tensor, ...]", rows.split([sizes[e] for e in members]))
+        for e, part in zip(members, parts):
+            activated = act(_product(part.to(narrow), of_up, up_bias, pairs[:2], lora_scale, e, backend))
+            outs.append(_product(activated, of_down, down_bias, pairs[2:], lora_scale, e, backend))
+        if not outs:  # no expert
+            return torch.zeros_like(x, memory_format=torch.contiguous_format)
+        terms = torch.cat(outs).to(wide) * weights.reshape(-1, 1)[order].to(wide)
+        slots = terms.new_zeros((index.numel(), x.shape[1])).index_copy(0, order, terms)
+        total = terms.new_zeros(x.shape)
+        for choice in slots.view(*index.shape, x.shape[1]).unbind(1):
+            total = total + choice
+        return total.to(x.dtype)
+
+
+def _each(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the (1, ...) of each expert. By an index, the gradient of one would be a tensor of all of them."""
+    return cast("tuple[Tensor, ...]", tensor.split(1) if len(tensor) else ())
+
+
+def _product(
+    rows: Tensor,
+    weight: Packed | tuple[Tensor, ...],
+    bias: tuple[Tensor, ...] | None,
+    pair: Sequence[tuple[Tensor, ...] | None],
+    scale: float,
+    e: int,
+    backend: str | None,
+) -> Tensor:
+    """Return the rows times the weight of an expert, with its bias and its factors of LoRA."""
+    of_expert = None if bias is None else bias[e]
+    end = torch.full((1,), rows.shape[0], device=rows.device)
+    if isinstance(weight, Packed):
+        bias_row = None if of_expert is None else of_expert[0]
+        y = quantized_linear(rows, weight[e], bias_row, backend=backend)
+    else:
+        y = grouped_matmul(rows, weight[e], end, of_expert, backend=backend)
+    first, second = pair
+    if first is None or second is None:
+        return y
+    thin = grouped_matmul(rows, first[e], end, backend=backend)
+    return y + scale * grouped_matmul(thin, second[e], end, backend=backend)
 
 
 def prepare_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
