@@ -27,7 +27,7 @@ from calls import (
     samples,
     shapes,
     stacked,
-    takes_doubles,
+    takes,
     with_gradient,
 )
 from torch import Tensor
@@ -69,7 +69,7 @@ WAYS = [
     (op, way, backend)
     for op in OPTIONS
     for way, backend in ((public, "eager"), (registered, "loopback"), (public, "triton"))
-    if takes_doubles(backend, op)
+    if takes(backend, op)
 ]
 # a second derivative is made of what the kernel saved, if anything
 OF_SAVED = [each for each in WAYS if each[2] != "triton" or OPS[each[0]].required_saved]

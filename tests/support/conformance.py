@@ -119,8 +119,11 @@ SLOW_OPS = (
     "linear_attention",
     "linear_cross_entropy",
     "linear_log_probs",
+    "paged_attention",
     "quantized_experts",
     "sample",
+    "select_keys",
+    "sparse_attention",
 )
 LONG = (
     *SLOW_OPS,
@@ -131,7 +134,6 @@ LONG = (
     "merge_attention",
     "quantized_linear",
     "rotary_embedding",
-    "select_keys",
 )
 # Each row of sample is read 35 times, and sparse_attention has a program for each key: their own tests have the values
 # on triton.

@@ -99,17 +99,17 @@ def has_kernels(backend: str, op: str) -> bool:
     return info is None or op in info.ops
 
 
-def takes_doubles(backend: str, op: str) -> bool:
+def takes(backend: str, op: str, dtype: torch.dtype = torch.float64) -> bool:
     """Return True for a backend that serves the call of ``inputs``. Test backends are not known here: True."""
     if backend not in {each.name for each in fusedops.backends()}:
         return True
-    call = {**dict(zip(shapes(op), inputs(op))), **options(op)}
+    call = {**dict(zip(shapes(op), inputs(op, dtype=dtype))), **options(op)}
     return has_kernels(backend, op) and fusedops.explain(op, **call, backend=backend).backend == backend
 
 
 def on_backends(*names: str) -> pytest.MarkDecorator:
-    """Parametrize ``op`` and ``backend`` by the pairs where the backend has kernels for the op."""
-    pairs = [(op, name) for op in OPTIONS for name in names if has_kernels(name, op)]
+    """Parametrize ``op`` and ``backend`` by the pairs where the backend serves the call of ``inputs`` in float32."""
+    pairs = [(op, name) for op in OPTIONS for name in names if takes(name, op, torch.float32)]
     return pytest.mark.parametrize(("op", "backend"), pairs)
 
 
