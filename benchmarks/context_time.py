@@ -130,6 +130,7 @@ def memory(cache: Any) -> float:
 
 def write(rows: Sequence[Row], stem: Path) -> None:
     """Write the rows, and their picture."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     with stem.with_suffix(".csv").open("w", newline="") as file:
@@ -143,8 +144,9 @@ def write(rows: Sequence[Row], stem: Path) -> None:
         axis.set_xticks(lengths := sorted({row.length for row in rows}), [f"{each:,}" for each in lengths], rotation=30)
         axis.minorticks_off()
     figure.axes[0].legend(frameon=False, fontsize="small")
-    for suffix in (".png", ".svg"):
-        figure.savefig(stem.with_suffix(suffix))
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # else each letter is a path
+        for suffix in (".png", ".svg"):
+            figure.savefig(stem.with_suffix(suffix))
 
 
 if __name__ == "__main__":

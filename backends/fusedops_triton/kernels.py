@@ -73,6 +73,13 @@ def _summed_rows(name: str) -> tuple[Dim, ...]:
 #: Blocks of one scale, and a minimum, of 32 weights; and all formats with a tensor of scales.
 _PACKED = (OneOf("format", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *SCALED), row_length("packed", 0))
 
+#: The rows of experts are counted in 32 bits.
+_ROUTED = (
+    Dim("index", (0,), at_most=2**24),
+    Dim("index", (1,), at_most=2**6),
+    Dim("up", (-2, -1), at_most=LONGEST_ROW),
+)
+
 NONFINITE_KEYS = Deviation(
     "nonfinite-under-mask",
     "NaN or inf in a value that causal or a window hides from some queries may reach their rows, where one program has "
@@ -154,9 +161,7 @@ KERNELS = (
         "experts._experts:experts",
         "experts._experts:experts_backward",
         *supported("x", "up", "down"),
-        Dim("index", (0,), at_most=2**24),  # the routed rows are counted in 32 bits
-        Dim("index", (1,), at_most=2**6),
-        Dim("up", (-2, -1), at_most=LONGEST_ROW),
+        *_ROUTED,
         uses="torch.nn.functional.grouped_mm, ",
         rows=GROUPED,
     ),
@@ -295,9 +300,7 @@ KERNELS = (
         *supported("x"),
         *map(HasScales, ("up", "down")),
         *(ScaleGroups(name, f"{name}_scales", f"{name}_format", 16, f"{name}_zeros") for name in ("up", "down")),
-        Dim("index", (0,), at_most=2**24),  # the routed rows are counted in 32 bits
-        Dim("index", (1,), at_most=2**6),
-        Dim("up", (-2, -1), at_most=LONGEST_ROW),
+        *_ROUTED,
         uses="torch.nn.functional.grouped_mm, ",
         rows=GROUPED,
     ),

@@ -117,6 +117,17 @@ def test_hooks_of_a_norm_and_of_the_layer_before_gelu_are_called() -> None:
     assert seen == [0, 1]
 
 
+def test_the_bias_before_gelu_is_added_before_the_product_is_rounded_to_16_bits() -> None:
+    model = nn.Sequential(diffusers.models.activations.GELU(64, 64)).bfloat16()
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.no_grad():
+        model[0].proj.weight *= 1000
+        model[0].proj.bias.copy_(-nn.functional.linear(x[0], model[0].proj.weight))  # what is left is below a rounding
+        expected = model(x)[0]
+        apply(model)
+        torch.testing.assert_close(model(x)[0], expected, rtol=0.02, atol=1e-3)
+
+
 def test_a_forward_of_the_instance_is_left() -> None:
     model = FLUX.build()
     block = model.transformer_blocks[0]

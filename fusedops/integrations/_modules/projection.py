@@ -81,10 +81,13 @@ class Projection(Replacement):
 
 
 def _is_joined(layer: Any, x: Tensor) -> bool:
-    """Return True where the op adds the bias of a layer, which torch's copies to each row before the product."""
+    """Return True where the op adds the bias of a layer, which torch's copies to each row before the product.
+
+    Of 16 bits the product would be rounded once more before it.
+    """
     if type(layer) is not Linear or getattr(layer, "bias", None) is None or not is_untouched(layer):
         return False
-    return is_gelu_served(x) and not autocasts(x.device.type)
+    return x.dtype in (torch.float32, torch.float64) and is_gelu_served(x) and not autocasts(x.device.type)
 
 
 def recognised_projection(module: Module) -> Replacement | str | None:
