@@ -25,7 +25,8 @@ from fusedops.integrations._sinks import packed_with_sinks
 from fusedops.integrations.transformers._attention.sequences import attention_of_sequences
 
 # Of a sequence, which read keys in pages; for more they are gathered, and read once for a tile. paged_attention takes
-# 0.63 to 0.75 of the time of both for 32 queries of 512 or 2,048 keys, 0.8 to 1.1 for 64 and 1.1 to 1.2 for 128.
+# 0.63 to 0.75 of the time of both for 32 queries of 512 or 2,048 keys, 0.8 to 1.1 for 64 and 1.1 to 1.2 for 128 (1
+# thread of an Intel Xeon with AVX-512 at load 4 to 7, paired turns).
 FEW_QUERIES = 32
 PAGED = ("cache", "read_index")  # the cache that a call has to update; of a call after that, what it has read
 
