@@ -20,6 +20,7 @@ from fusedops._contract.device_spec import DeviceSpec as DeviceSpec
 from fusedops._contract.kernel import Adaptation as Adaptation
 from fusedops._contract.kernel import Deviation as Deviation
 from fusedops._contract.kernel import Kernel as Kernel
+from fusedops._contract.kernel import Replay as Replay
 from fusedops._contract.kernel import kernel as kernel
 from fusedops._contract.kernel import kernels_of as kernels_of
 from fusedops._contract.op import Op as Op

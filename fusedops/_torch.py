@@ -20,6 +20,7 @@ from torch.autograd import profiler as profiler  # for _is_profiler_enabled, rea
 from torch.compiler import is_compiling
 from torch.compiler import is_dynamo_compiling as is_dynamo_compiling  # public; here beside is_jit_tracing
 from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode as TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 _forward_ad: Any = forward_ad
@@ -252,6 +253,11 @@ def tensor_guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
 def without_torch_function() -> Any:
     """Return a context in which a tensor subclass is a plain tensor for torch's Python functions."""
     return _c.DisableTorchFunctionSubclass()
+
+
+def without_torch_function_modes() -> Any:
+    """Return a context in which no function of torch is seen by a mode or a subclass."""
+    return _c.DisableTorchFunction()
 
 
 def wrapper_subclass(

@@ -25,6 +25,7 @@ from fusedops_cpu import (
     sampling,
     softmax,
 )
+from fusedops_cpu.bias.bias_dropout_add import recorded_add
 
 _FAMILIES = (
     attention,
@@ -76,6 +77,7 @@ def fusedops_backend() -> fusedops.Backend:
         kernels=tuple(kernel for family in _FAMILIES for kernel in family.KERNELS),
         probe=_probe,
         optional=True,
+        records={"aten.add.Tensor": recorded_add},
         needs="the compiled library, for x86-64 or aarch64",
         fusedops_api=2,
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from fusedops._contract.device_spec import DeviceSpec
-from fusedops._contract.kernel import Kernel
+from fusedops._contract.kernel import Kernel, Replay
 
 # The version of what a plugin is written against: Backend, kernel, the constraints, and the signatures of the ops and
 # their backwards. It rises when a change can break a working plugin.
@@ -55,6 +55,9 @@ class Backend:
         optional: True where a refusal is ordinary, as with a faster variant of another backend. Unless a policy names
             the backend, its refusals do not count as fallbacks: they are not reported, ``fallback="raise"`` goes on to
             the next backend, and ``explain``, ``stats`` and ``fusedops doctor`` show them.
+        records: functions of torch, by the names of their overloads, that the backend can make again in a recorded run,
+            as in {"aten.add.Tensor": add}: called with the arguments, they return what the ``record`` of
+            :func:`fusedops.kernel` does, or None for a call that they do not take. Their bits are torch's.
         chips: devices that ``fusedops.plan`` and ``fusedops plan`` know by name.
         fusedops_api: the ``fusedops.API_VERSION`` that the plugin is written for; with another the backend is refused.
             0: any.
@@ -76,6 +79,7 @@ class Backend:
     variables: tuple[tuple[str, str], ...] = ()
     optional: bool = False
     chips: tuple[DeviceSpec, ...] = ()
+    records: Mapping[str, Callable[..., tuple[Any, Replay | None] | None]] = field(default_factory=lambda: {})
     fusedops_api: int = 0
 
     def serves(self, device_type: str) -> bool:

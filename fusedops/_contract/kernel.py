@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,6 +45,30 @@ class Adaptation(NamedTuple):
     name: str
     sentence: str
     cost: Callable[..., int | None]
+
+
+class Replay(ABC):
+    """A call of a kernel that can be made again: on the same memory, for the numbers that it holds then.
+
+    >>> import fusedops
+    >>> sorted(fusedops.Replay.__abstractmethods__)
+    ['begin', 'end', 'joined']
+    """
+
+    @classmethod
+    @abstractmethod
+    def joined(cls, calls: Sequence[Any]) -> Callable[[], object]:
+        """Return a function that makes calls of this class again, in order."""
+
+    @classmethod
+    @abstractmethod
+    def begin(cls) -> bool:
+        """Prepare for calls that follow one another closely. Returns True where :meth:`end` has to be called."""
+
+    @classmethod
+    @abstractmethod
+    def end(cls) -> None:
+        """End what begin began."""
 
 
 class NamedFunction:
@@ -106,6 +131,7 @@ class Kernel:
     for_speed: tuple[Constraint, ...] = ()
     for_rows: Callable[..., Any] | None = None
     extra_error: Callable[..., Sequence[Any]] | None = None
+    record: Callable[..., tuple[Any, Replay | None]] | None = None
 
     def why_rows_depend(self, device_type: str) -> str | None:
         """Return why results of a row may depend on other rows, on a device type; None where they do not."""
@@ -130,8 +156,8 @@ class Kernel:
         if not self.for_speed and self.for_rows is None:
             return self
         kept = tuple(item for item in self.constraints if item not in self.for_speed)
-        function = self.for_rows or self.function
-        return replace(self, function=function, constraints=kept, for_speed=(), for_rows=None)
+        function, record = (self.for_rows, None) if self.for_rows else (self.function, self.record)
+        return replace(self, function=function, constraints=kept, for_speed=(), for_rows=None, record=record)
 
     @property
     def location(self) -> str:
@@ -155,6 +181,7 @@ def kernel(
     for_speed: Sequence[Constraint] = (),
     for_rows: Callable[..., Any] | None = None,
     extra_error: Callable[..., Sequence[Any]] | None = None,
+    record: Callable[..., tuple[Any, Replay | None]] | None = None,
 ) -> Callable[[Callable[..., Any] | str], Kernel]:
     """Return a decorator that makes a function a kernel.
 
@@ -183,6 +210,10 @@ def kernel(
             ``rows_independent``, and the kernel's own function, which is faster, does not. None: the kernel's own.
         extra_error: called with the function's arguments, on the CPU. Returns for each result what the kernel's own
             arithmetic adds to the op's error bound, a number or a tensor, inf where it may overflow; None for nothing.
+        record: called with the function and its arguments. Returns the results, and a ``Replay`` that computes them
+            again, from the numbers that the arguments have then, into the same memory; what the function checks in the
+            values of a tensor is checked the first time alone. In place of the replay, or of ``record``, None: the
+            function is called again, and its results are copied.
 
     >>> import torch, fusedops
     >>> from fusedops.constraints import DType
@@ -209,6 +240,7 @@ def kernel(
             tuple(for_speed),
             for_rows and spread(for_rows),
             extra_error,
+            record,
         )
 
     return declare

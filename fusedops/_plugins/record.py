@@ -51,6 +51,7 @@ class PreparedKernel:
         function: the function as declared, which checks first that its tensors have memory.
         call: the function that computes. Padding and verify replace it in a copy.
         count: one ``next`` for each call; a plan's copy shares it with :func:`fusedops.stats`.
+        record: of the kernel; None in a copy that calls another function.
         first_use: called by the first call, which then sets it to None; set in a plan's copy.
     """
 
@@ -64,6 +65,7 @@ class PreparedKernel:
         "function",
         "kernel",
         "op",
+        "record",
         "unconditional",
     )
 
@@ -77,6 +79,7 @@ class PreparedKernel:
         types = op.types if kernel.direction == "forward" else op.backward_types
         self.function = with_check(kernel.function, call_name(op.name, kernel.direction), types)
         self.call = self.function
+        self.record = kernel.record
         self.count: Iterator[int] = count()
         self.first_use: Callable[[], None] | None = None
         self._for_rows: PreparedKernel | None = None
@@ -134,7 +137,7 @@ class PreparedKernel:
     def with_call(self, call: Callable[..., Any]) -> PreparedKernel:
         """Return a copy that calls another function."""
         changed = copy(self)
-        changed.call = call
+        changed.call, changed.record = call, None
         return changed
 
     def in_profiler_range(self) -> PreparedKernel:

@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
+from fusedops._dispatch.serve import plan_for, select
+from fusedops._policy.use import use
 from fusedops._report.direction import Direction
+from fusedops._verify.result_form import as_tuple
 from fusedops.testing._calls import Call, is_of_numbers, tensors
 from fusedops.testing._expected import Expected
 from fusedops.testing._in_threads import in_threads, torch_threads
+from fusedops.testing._layouts import transposed
 from fusedops.testing._observed import same_bits
 from fusedops.testing._roles import flags
 from fusedops.testing._subject import Subject
@@ -126,6 +130,39 @@ def _check_between(subject: Subject, direction: Direction, base: Call) -> None:
     every = [tuple(tensors(subject.op, base, seed).values()) for seed in (0, 1)]
     for args in (every[0], every[1], every[0]):
         subject.assert_right(direction, args)
+
+
+# ---------------------------------------------------------------------------------------------- recorded calls
+
+
+def recorded(subject: Subject, direction: Direction) -> Iterator[Trial]:
+    """Yield calls that are recorded, and made again for other numbers in the same tensors."""
+    for count, base in enumerate(subject.bases(direction)[:2], 1):
+        yield Trial(f"call {count}", partial(_check_recorded, subject, base, False))
+        yield Trial(f"call {count}, of tensors with other strides", partial(_check_recorded, subject, base, True))
+
+
+def _check_recorded(subject: Subject, base: Call, strided: bool) -> None:
+    op = subject.op
+    first, second = (tuple(tensors(op, base, seed).values()) for seed in range(2))
+    if strided:
+        first = tuple([transposed(each) if isinstance(each, Tensor) else each for each in first])
+    with torch.no_grad(), use(subject.backend, fallback="raise", adapt="none"):
+        kernel = select(plan_for(op, first[0], None), op.prepared(first))
+        given = op.with_copies(op.prepared(first))
+        assert kernel.record is not None
+        results, again = kernel.record(kernel.kernel.function, *given, *([False] if op.saved else []))
+        if again is None:
+            return
+        for old, new in zip(given, second):
+            if isinstance(old, Tensor):
+                old.copy_(new)
+        copies = op.with_copies(given)
+        type(again).joined([again])()
+        want = op.call_kernel(kernel.call, copies)
+    for got, wanted in zip(*map(as_tuple, (results, want))):
+        if isinstance(wanted, Tensor) and not same_bits(got, wanted):
+            raise AssertionError("got other bits of a recorded call made again, expected those of a call")
 
 
 # --------------------------------------------------------------------------------------------- shared tensors

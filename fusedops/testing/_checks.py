@@ -211,6 +211,8 @@ def _applies(record: Record, op: str, side: Side, kind: Kind, device_type: str) 
         return kind.name == "kernel" and side != "both"
     if kind.name == "rows":
         return kernel.kernel.why_rows_depend(device_type) is None
+    if kind.name == "recorded":
+        return kernel.record is not None
     return kind.name != "constraints" or not kernel.unconditional
 
 

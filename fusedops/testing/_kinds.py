@@ -143,6 +143,12 @@ KINDS = (
     ),
     Kind("between", _EACH, "a call is right between calls with other tensors of its sizes", _check_situations.between),
     Kind(
+        "recorded",
+        ("forward",),
+        "a recorded call, made again, has the bits of a call with the numbers that its tensors have then",
+        _check_situations.recorded,
+    ),
+    Kind(
         "freed",
         _EACH,
         "a freed tensor is an InvalidInputError, optional ones and seeds too, but for one that backward does not read",

@@ -20,7 +20,7 @@ LAZY = ("compat", "constraints", "integrations", "losses", "nn", "philox", "tens
 EXPECTED = {
     "API_VERSION", "Adaptation", "Backend", "BackendInfo", "Case", "Decision", "Deviation", "DeviceSpec", "Event",
     "Evidence", "FallbackWarning", "FusedOpsError", "FusedOpsWarning", "InvalidInputError", "Kernel",
-    "MakeViewlessTensor", "Mismatch", "MismatchError", "NoBackendError", "Op", "Output", "Padding", "Plan",
+    "MakeViewlessTensor", "Mismatch", "MismatchError", "NoBackendError", "Op", "Output", "Padding", "Plan", "Replay",
     "PluginError", "Policy", "PolicyError", "Rows", "Saved", "Shard", "Sharding", "Stats", "TensorSpec", "Tolerance",
     "Unavailable", "Verification", "accept", "assert_viewless_tensor", "backends", "bind", "call",
     "checkpoint_contexts", "compat", "constraints", "dtypes", "errors", "explain", "get_policy", "hookimpl",

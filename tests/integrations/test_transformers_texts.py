@@ -14,6 +14,7 @@ from gguf_bytes import parts
 from gguf_files import llama, write
 from torch import nn
 
+import fusedops
 from fusedops import FusedOpsWarning
 from fusedops._dispatch.registered import registration
 from fusedops.integrations._replacement import replace
@@ -24,6 +25,7 @@ from fusedops.integrations.transformers import (
     from_gguf,
     quantize,
     quantized_cache,
+    recorded_cache,
     seeded_sampling,
     softmax_forward,
 )
@@ -63,6 +65,59 @@ def beams() -> None:
     model = fused()
     options = {"num_beams": 2, "max_new_tokens": 2, "pad_token_id": 0}
     model.generate(torch.tensor([[1, 2, 3]]), past_key_values=quantized_cache(model), **options)
+
+
+@torch.no_grad()
+def recorded(function: Any = torch.relu, **options: Any) -> None:
+    """A prompt and three tokens with a recorded cache, of a model whose MLP is a function."""
+
+    class Own(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x)
+
+    model = fused(sliding_window=None, **options).eval()
+    model.model.layers[0].mlp = Own()
+    cache, ids = recorded_cache(model), torch.tensor([[1, 2, 3]])
+    for each in (ids, ids[:, :1], ids[:, 1:2], ids[:, 2:]):
+        model(each, past_key_values=cache)
+
+
+@torch.enable_grad()
+def with_gradient(x: torch.Tensor) -> torch.Tensor:
+    return fusedops.rms_norm(x, torch.ones(8, requires_grad=True)).detach()
+
+
+def hooked() -> None:
+    hook = nn.modules.module.register_module_forward_hook(lambda module, args, out: None)
+    try:
+        recorded()
+    finally:
+        hook.remove()
+
+
+def replaced_decoder() -> None:
+    model = fused()
+    replace(model.model, Head())
+    recorded_cache(model)
+
+
+def with_buffer_of_meta() -> None:
+    model = fused(sliding_window=None).eval()
+    model.model.register_buffer("unused", torch.ones(1, device="meta"))
+    cache, ids = recorded_cache(model), torch.tensor([[1, 2, 3]])
+    for each in (ids, ids[:, :1]):
+        with torch.no_grad():
+            model(each, past_key_values=cache)
+
+
+class Steps:
+    """A function that counts its calls."""
+
+    count = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x * self.count
 
 
 def quantized_layer(call: Any) -> Any:
@@ -187,6 +242,18 @@ pin("beams", beams, INVALID)
 pin("another batch", lambda: quantized_layer(lambda layer: layer.batch_select_indices(torch.tensor([0]))), INVALID)
 pin("offloading", lambda: quantized_layer(lambda layer: layer.offload()), INVALID)
 pin("a crop of a window", lambda: quantized_cache(fused(sliding_window=3)).layers[0].crop(-1), INVALID)
+pin("a recorded cache of another implementation", lambda: recorded_cache(llama()), INVALID)
+pin("a recorded cache of 16 bits", lambda: recorded_cache(fused(), torch.half), INVALID)
+pin("a recorded cache of a model on meta", lambda: recorded_cache(fused().to("meta")), INVALID)
+pin("a step that reads an element", lambda: recorded(lambda x: x * x[0, 0, 0].item()), FusedOpsWarning)
+pin("a step that reads a list", lambda: recorded(lambda x: x * x[0, 0, 0].tolist()), FusedOpsWarning)
+pin("a step that draws", lambda: recorded(lambda x: x + torch.rand_like(x)), FusedOpsWarning)
+pin("a step with a gradient", lambda: recorded(with_gradient), FusedOpsWarning)
+pin("a step that counts", lambda: recorded(Steps()), FusedOpsWarning)
+pin("a step of all hidden states", lambda: recorded(output_hidden_states=True), FusedOpsWarning)
+pin("a step with hooks", hooked, FusedOpsWarning)
+pin("a decoder that is replaced", replaced_decoder, FusedOpsWarning)
+pin("a decoder with a buffer elsewhere", with_buffer_of_meta, FusedOpsWarning)
 pin("sparse", lambda: attention(indices=torch.zeros(1)), INVALID)
 pin("a window", lambda: attention(False, sliding_window=2), INVALID)
 pin("dropout", lambda: attention(dropout=0.1), FusedOpsWarning)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,10 +13,15 @@ from fusedops.constraints import DType
 from fusedops.ops.attention.arguments import PagedAttentionArgs, check_lengths, sequences_of
 from fusedops_cpu.launch.calls import results_of
 from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.replay import LibraryReplay, record
 from fusedops_cpu.launch.struct_call import LibraryCall
 
 CACHE_CODES = {**DTYPE_CODES, torch.int8: 3, torch.float8_e4m3fn: 4}
 _CAUSAL = {"none": 0, "upper_left": 1, "lower_right": 2}
+
+
+def _again(function: Callable[..., Any], *args: Any) -> tuple[Any, LibraryReplay | None]:
+    return record(_call, PagedAttentionArgs(*args))
 
 
 @kernel(
@@ -21,9 +29,15 @@ _CAUSAL = {"none": 0, "upper_left": 1, "lower_right": 2}
     DType("q", *DTYPE_CODES),
     source="fusedops_cpu/src/dot/attention_paged.cpp",
     rows_independent=True,
+    record=_again,
 )
 def paged_attention(a: PagedAttentionArgs) -> tuple[Tensor, Tensor]:
     """Compute the op for any number of tokens and keys; those of a page are read once for the heads that share them."""
+    results: tuple[Tensor, Tensor] = results_of(_call(a))
+    return results
+
+
+def _call(a: PagedAttentionArgs) -> LibraryCall | tuple[Tensor, Tensor]:
     q, k, v = contiguous_last(a.q), contiguous_last(a.k), contiguous_last(a.v)
     tokens, heads, size = q.shape
     pages, page, key_heads, value_size = v.shape
@@ -46,8 +60,7 @@ def paged_attention(a: PagedAttentionArgs) -> tuple[Tensor, Tensor]:
         *(stride for each in scales for stride in ((0, 0, 0) if each is None else each.stride()[:3])),
         *(_CAUSAL[a.causal], left, right, max(size, 1) ** -0.5 if a.scale is None else a.scale),
     )
-    results: tuple[Tensor, Tensor] = results_of(LibraryCall(library().paged_attention, fields, (out, lse)))
-    return results
+    return LibraryCall(library().paged_attention, fields, (out, lse))
 
 
 def contiguous_last(tensor: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
 from fusedops import kernel, ops
@@ -12,7 +15,12 @@ from fusedops.ops.attention.store_kv import written
 from fusedops_cpu.attention.paged_attention import CACHE_CODES, contiguous_last
 from fusedops_cpu.launch.calls import results_of
 from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
+from fusedops_cpu.launch.replay import LibraryReplay, record
 from fusedops_cpu.launch.struct_call import LibraryCall
+
+
+def _again(function: Callable[..., Any], *args: Any) -> tuple[Any, LibraryReplay | None]:
+    return record(_call, StoreKvArgs(*args))
 
 
 @kernel(
@@ -20,9 +28,15 @@ from fusedops_cpu.launch.struct_call import LibraryCall
     DType("k", *DTYPE_CODES),
     source="fusedops_cpu/src/elementwise/store_kv.cpp, torch.index_put_",
     rows_independent=True,
+    record=_again,
 )
 def store_kv(a: StoreKvArgs) -> tuple[Tensor, ...]:
     """Compute the op, by torch's functions where the numbers of a head do not lie one after another in a cache."""
+    results: tuple[Tensor, ...] = results_of(_call(a))
+    return results
+
+
+def _call(a: StoreKvArgs) -> LibraryCall | tuple[Tensor, ...]:
     caches = (a.k_cache, a.v_cache)
     if any(each.shape[-1] > 1 and each.stride(-1) != 1 for each in caches):
         return written(a)
@@ -40,8 +54,7 @@ def store_kv(a: StoreKvArgs) -> tuple[Tensor, ...]:
         *(*k.stride()[:2], *v.stride()[:2], *a.k_cache.stride()[:3], *a.v_cache.stride()[:3]),
         *(stride for each in scales for stride in _strides(each)),
     )
-    results: tuple[Tensor, ...] = results_of(LibraryCall(library().store_kv, fields, written_of(a)))
-    return results
+    return LibraryCall(library().store_kv, fields, written_of(a))
 
 
 def _strides(scale: Tensor | None) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 import fusedops
 from fusedops.constraints import Constraint
 from fusedops_cpu.launch.native import remembering
+from fusedops_cpu.launch.replay import record
 from fusedops_cpu.launch.struct_call import LibraryCall
 
 Op = str | Callable[..., Any]
@@ -24,7 +25,7 @@ def library_kernel(
     op: Op, *constraints: Constraint, source: str, **options: Any
 ) -> Callable[[Callable[..., Any]], fusedops.Kernel]:
     """Return a decorator that makes a launcher a kernel. The arguments are those of :func:`fusedops.kernel`."""
-    return fusedops.kernel(op, *constraints, source=source, prepare=prepared, **options)
+    return fusedops.kernel(op, *constraints, source=source, prepare=prepared, record=record, **options)
 
 
 def prepared(launcher: Callable[..., Any]) -> Callable[..., Any]:

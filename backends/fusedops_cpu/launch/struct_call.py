@@ -23,6 +23,7 @@ class LibraryFunction(NamedTuple):
     kinds: bytes
     run: Callable[[LibraryCall], Any]
     fail: Callable[[int], Any]
+    packed: Callable[[LibraryCall], bytes]
 
 
 class LibraryCall(NamedTuple):
@@ -58,13 +59,18 @@ def library_function(function: Any, kinds: bytes, failure: Callable[[int], Excep
 
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
-    pack = Struct(kinds.replace(b"r", b"P").replace(b"w", b"P").decode()).pack
-    return LibraryFunction(address, kinds, partial(_run, function, pack, fail), fail)
+    pack = partial(_packed, Struct(kinds.replace(b"r", b"P").replace(b"w", b"P").decode()).pack)
+    return LibraryFunction(address, kinds, partial(_run, function, pack, fail), fail, pack)
 
 
-def _run(function: Any, pack: Callable[..., bytes], fail: Callable[[int], None], call: LibraryCall) -> Any:
+def _packed(pack: Callable[..., bytes], call: LibraryCall) -> bytes:
+    """Return the struct of a call."""
+    return pack(*map(_value, call.fields))
+
+
+def _run(function: Any, pack: Callable[[LibraryCall], bytes], fail: Callable[[int], None], call: LibraryCall) -> Any:
     """Run a call in Python."""
-    status = function(pack(*map(_value, call.fields)))
+    status = function(pack(call))
     if status:
         fail(status)
     return call.results

@@ -1,6 +1,7 @@
 #include "parallel.h"
 
 #include "api.h"
+#include "team.h"
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -32,7 +33,9 @@ Blocks::Blocks(int64_t blocks, int64_t workers, const void* f)
 }
 
 void Blocks::run(int64_t workers, ParallelBody body) {
-  if (workers > 1) {
+  if (workers > 1 && has_team()) {
+    run_in_team(workers, body, this);
+  } else if (workers > 1) {
     parallel_for(0, workers, 1, body, this);
   } else {
     body(0, 1, this);

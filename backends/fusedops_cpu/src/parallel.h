@@ -31,6 +31,9 @@ extern GetNumThreads get_num_threads;
 // does; where transparent huge pages are off, and for memory that was written before, nothing changes.
 void use_huge_pages(void* result, int64_t elements, int64_t dtype);
 
+// True in a step of run_calls() whose own threads wait for work, awake: a call may be shared with them for less of it.
+bool has_team();
+
 // The blocks of one call, cut into one stretch for each worker: neighbouring pages that two threads write for the first
 // time at once make them wait for one lock of the kernel (softmax forward of 4 MiB: 1.1 to 1.3 times as fast). A worker
 // at the end of its stretch goes on with those of others, so that a core that is busy with other programs delays

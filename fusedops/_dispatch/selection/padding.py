@@ -57,7 +57,7 @@ def padded_kernel(op: Op, kernel: PreparedKernel) -> PreparedKernel | None:
     padded = copy(kernel)
     padded.kernel = replace(kernel.kernel, adaptations=adaptations)
     padded.check = check
-    padded.call = call
+    padded.call, padded.record = call, None
     padded.unconditional = False
     return padded
 

@@ -27,6 +27,7 @@ from fusedops.integrations.transformers._attention.functions import attention_fo
 from fusedops.integrations.transformers._attention.functions import softmax_forward as softmax_forward
 from fusedops.integrations.transformers._attention.implementation import register_attention
 from fusedops.integrations.transformers._attention.packed_cache import quantized_cache as quantized_cache
+from fusedops.integrations.transformers._attention.recorded_cache import recorded_cache as recorded_cache
 from fusedops.integrations.transformers._kernels import Layer as Layer
 from fusedops.integrations.transformers._kernels import Mapping as Mapping
 from fusedops.integrations.transformers._kernels import mapping as mapping
@@ -47,6 +48,7 @@ __all__ = [
     "mapping",
     "quantize",
     "quantized_cache",
+    "recorded_cache",
     "seeded_sampling",
     "softmax_forward",
 ]

@@ -21,10 +21,10 @@ constexpr int64_t FEW_ROWS = VECTOR_BYTES >= 32 ? 2 * FUSED_ROWS : FUSED_ROWS;
 // The least products of two numbers that a worker gets: 40 to 50 us of work with one row of x. Between two calls of a
 // token the threads fall asleep, and to wake one takes longer than half of a smaller call: with 2 threads a token of
 // SmolLM2-135M, which is 211 calls, waits 11 times in place of 171.
-constexpr int64_t PRODUCTS = 1 << 19;
+constexpr int64_t PRODUCTS = 1 << 19, PRODUCTS_AWAKE = 1 << 15;  // awake: with a team
 
 inline int64_t workers_of(int64_t products, int64_t blocks) {
-  return std::min(std::max<int64_t>(products / PRODUCTS, 1), workers_for(blocks));
+  return std::min(std::max<int64_t>(products / (has_team() ? PRODUCTS_AWAKE : PRODUCTS), 1), workers_for(blocks));
 }
 
 // Writes or adds the sums of the first `count` of N vectors for each row, to sums (rows, OUTPUTS). Not inlined: beside

@@ -56,16 +56,21 @@ def quantized_cache(model: Any, dtype: torch.dtype = torch.int8) -> Cache:
     >>> cache.get_seq_length(), cache.layers[0].codes[0].dtype
     (4, torch.int8)
     """
+    if dtype not in CODES:
+        raise InvalidInputError(
+            f"quantized_cache: got dtype = {dtype}, expected torch.int8 or torch.float8_e4m3fn; to fix: pass one"
+        )
+    return PackedCache(*layers_of("quantized_cache", model, dtype))
+
+
+def layers_of(caller: str, model: Any, dtype: torch.dtype | None) -> tuple[list[PackedLayer], Step]:
+    """Return the layers of a cache for a model, and what they share; InvalidInputError where it does not fit."""
     config = model.config.get_text_config(decoder=True)
     given = config._attn_implementation
     if given != "fusedops":
         raise InvalidInputError(
-            f"quantized_cache: got a model with attention implementation {given!r}, expected 'fusedops', which reads "
-            "codes; to fix: call apply(model), or model.set_attn_implementation('fusedops')"
-        )
-    if dtype not in CODES:
-        raise InvalidInputError(
-            f"quantized_cache: got dtype = {dtype}, expected torch.int8 or torch.float8_e4m3fn; to fix: pass one"
+            f"{caller}: got a model with attention implementation {given!r}, expected 'fusedops', which reads the "
+            "cache where it lies; to fix: call apply(model), or model.set_attn_implementation('fusedops')"
         )
     layers: Any = cache_utils
     kinds, options = layers.get_layer_types_and_kwargs(config)
@@ -77,22 +82,23 @@ def quantized_cache(model: Any, dtype: torch.dtype = torch.int8) -> Cache:
         others.add("keys that several layers share")
     if others:
         raise InvalidInputError(
-            f"quantized_cache: got a model with {', '.join(sorted(others))}, expected attention to all keys or to a "
+            f"{caller}: got a model with {', '.join(sorted(others))}, expected attention to all keys or to a "
             "sliding window in each layer; to fix: use the cache that generate makes"
         )
-    shared = _Step()
-    return PackedCache([PackedLayer(dtype, window, shared) for window in windows])
+    shared = Step()
+    return [PackedLayer(dtype, window, shared) for window in windows], shared
 
 
 class PackedCache(Cache):
     """The layers of a model, see :func:`quantized_cache`."""
 
-    def __init__(self, layers: list[Any]) -> None:
+    def __init__(self, layers: list[Any], shared: Step) -> None:
         super().__init__(layers=layers)
+        self.shared = shared
 
     @property
     def nbytes(self) -> int:
-        """The memory of all codes and scales, in bytes."""
+        """The memory of all keys and values, in bytes."""
         layers: list[Any] = self.layers
         return sum(each.nbytes for layer in layers for each in (*layer.codes, *layer.scales))
 
@@ -138,15 +144,22 @@ class _Places(NamedTuple):
     used: Tensor
 
 
-class _Step:
-    """Tensors of a few numbers that all layers of a cache have alike in a step of the model."""
+class Step:
+    """Tensors of a few numbers that all layers of a cache have alike in a step of the model.
+
+    Attributes:
+        kept: where the one token of a recorded step is, by what the layers of a kind have alike; None in other steps.
+    """
 
     def __init__(self) -> None:
+        self.kept: dict[Any, _Places] | None = None
         self._places: dict[Any, _Places] = {}
         self._checked: dict[Any, weakref.ref[Tensor]] = {}
 
     def places(self, layer: PackedLayer, queries: int) -> _Places:
         """Return where the tokens of a call are."""
+        if self.kept is not None:
+            return self.kept[layer.dropped, layer.capacity]
         key = (layer.total, layer.dropped, layer.capacity, queries, *layer.padding, layer.device)
         if key not in self._places:
             self._places = {each: value for each, value in self._places.items() if each[0] == layer.total}
@@ -158,6 +171,10 @@ class _Step:
             used = (tokens[:, -1] + 1 - layer.dropped).clamp(min=0)
             self._places[key] = _Places(slots.flatten(), bounds, sequences[:, None], used)
         return self._places[key]
+
+    def forget(self) -> None:
+        """Forget the places of the last step."""
+        self._places = {}
 
     def check(self, layer: PackedLayer, mask: Tensor, queries: int) -> None:
         """Raise InvalidInputError unless a mask is causal, of the layer's window and padding."""
@@ -181,7 +198,7 @@ class PackedLayer(CacheLayerMixin):
     """The codes of one layer.
 
     Args:
-        dtype: of the codes.
+        dtype: of the codes; None: keys and values stay as they are.
         window: the number of keys that a query sees, its own included, or None for all.
         shared: of the cache.
 
@@ -195,7 +212,7 @@ class PackedLayer(CacheLayerMixin):
 
     is_croppable = True
 
-    def __init__(self, dtype: torch.dtype, window: int | None, shared: _Step) -> None:
+    def __init__(self, dtype: torch.dtype | None, window: int | None, shared: Step) -> None:
         super().__init__()
         self.dtype, self.window, self._shared = dtype, window, shared
         self.is_sliding = window is not None
@@ -216,9 +233,11 @@ class PackedLayer(CacheLayerMixin):
         batch, heads = key_states.shape[:2]
         self.padding, self.starts = [0] * batch, torch.zeros(batch, dtype=torch.int64, device=self.device)
         self.codes = tuple(
-            each.new_empty((batch, heads, 0, each.shape[3]), dtype=self.dtype) for each in (key_states, value_states)
+            each.new_empty((batch, heads, 0, each.shape[3]), dtype=self.dtype or key_states.dtype)
+            for each in (key_states, value_states)
         )
-        self.scales = tuple(torch.empty(batch, heads, 0, device=self.device) for _ in self.codes)
+        if self.dtype is not None:
+            self.scales = tuple(torch.empty(batch, heads, 0, device=self.device) for _ in self.codes)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -278,6 +297,8 @@ class PackedLayer(CacheLayerMixin):
 
     def check(self, mask: Tensor | None, queries: int) -> None:
         """Raise InvalidInputError unless a mask is causal, of the layer's window and padding."""
+        if self._shared.kept is not None:
+            return  # the cache has looked at the tokens' mask
         if mask is not None:
             self._shared.check(self, mask, queries)
         elif max(self.padding, default=0) > self.get_mask_sizes(queries)[1]:
@@ -286,11 +307,11 @@ class PackedLayer(CacheLayerMixin):
     def write(self, keys: Tensor, values: Tensor) -> _Places:
         """Write new keys (B, Nk, Sq, D) and values, and return where the tokens are."""
         queries = keys.shape[2]
-        self._make_room(queries)
+        self.make_room(queries)
         indices = self._shared.places(self, queries)
-        k, v = (each.transpose(1, 2).flatten(0, 1) for each in (keys, values))
-        k_scale, v_scale = (each.transpose(1, 2) for each in self.scales)
-        ops.store_kv(k, v, *self.pages(), indices.slots, k_scale=k_scale, v_scale=v_scale)
+        dtype = self.codes[0].dtype if self.dtype is None else keys.dtype  # autocast rounds values, and not keys
+        k, v = (each.to(dtype).transpose(1, 2).flatten(0, 1) for each in (keys, values))
+        ops.store_kv(k, v, *self.pages(), indices.slots, **self.scales_of_pages())
         self.total += queries
         return indices
 
@@ -299,7 +320,18 @@ class PackedLayer(CacheLayerMixin):
         keys, values = self.codes
         return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def _make_room(self, queries: int) -> None:
+    def scales_of_pages(self) -> dict[str, Any]:
+        """Return the scales of the pages by the names that the ops have for them."""
+        return dict(zip(("k_scale", "v_scale"), (each.transpose(1, 2) for each in self.scales)))
+
+    def unpacked(self, tokens: Tensor, dtype: torch.dtype) -> list[Tensor]:
+        """Return keys and values of some tokens, (B, capacity) of booleans, as numbers: (T, Nk, D)."""
+        numbers = [codes.transpose(1, 2)[tokens] for codes in self.codes]
+        scales = [each.transpose(1, 2)[tokens][..., None] for each in self.scales]
+        return [(x.float() * scale).to(dtype) for x, scale in zip(numbers, scales)] if scales else numbers
+
+    def make_room(self, queries: int) -> None:
+        """Get memory for new tokens; keys move to it, without those that no window sees any more."""
         held = self.total - min(self.padding) - self.dropped
         if held + queries <= self.capacity:
             return
@@ -352,15 +384,11 @@ def of_packed_cache(
     options: dict[str, Any] = {"scale": scaling, "causal": "lower_right", "window": window}
     options["return_lse"] = sinks is not None
     if queries <= FEW_QUERIES:
-        k_scale, v_scale = (each.transpose(1, 2) for each in layer.scales)
         cache = (*layer.pages(), written.bounds, written.table, written.used)
-        results: Any = ops.paged_attention(q, *cache, k_scale=k_scale, v_scale=v_scale, **options)
+        results: Any = ops.paged_attention(q, *cache, **layer.scales_of_pages(), **options)
     else:
         tokens = torch.arange(layer.capacity, device=q.device) < written.used[:, None]
-        k, v = (
-            (codes.transpose(1, 2)[tokens].float() * scales.transpose(1, 2)[tokens][..., None]).to(q.dtype)
-            for codes, scales in zip(layer.codes, layer.scales)
-        )
+        k, v = layer.unpacked(tokens, q.dtype)
         of_keys = torch.nn.functional.pad(written.used.cumsum(0), (1, 0))
         results = ops.varlen_attention(q, k, v, written.bounds, of_keys, **options)
     out: Tensor = results if sinks is None else packed_with_sinks(results[0], results[1], sinks)

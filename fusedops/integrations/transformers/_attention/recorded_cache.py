@@ -1,0 +1,354 @@
+"""A cache of transformers with which a step of generation is recorded, and made again without its Python.
+
+The forward of the model's decoder is recorded in a step of one token (``fusedops/_dispatch/recording.py``). The next
+step is computed twice, from the recording and by the model: the recording is used where both have the same bits. What
+it depends on besides the cache is compared before each step: the modules, their weights, hooks and modes, the policy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.modules import module as modules_of_torch
+
+from fusedops._dispatch.recording import Recorder, Recording
+from fusedops._policy import context
+from fusedops._torch import TENSOR_TYPES, autocasts, dispatch_modes, is_traced
+from fusedops.dtypes import CODES
+from fusedops.errors import FusedOpsWarning, InvalidInputError
+from fusedops.integrations._replacement import SETTINGS, Replacement, own_class, replace, replacement_of
+from fusedops.integrations._trial.source import home_of
+from fusedops.integrations.transformers._attention.packed_cache import PackedCache, Step, layers_of
+
+_CACHE, _MASK, _POSITIONS = "past_key_values", "attention_mask", "position_ids"
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_CAPTURING = "transformers.utils.output_capturing"  # its hooks stay, and do nothing unless their outputs are asked for
+
+
+def recorded_cache(model: Any, dtype: torch.dtype | None = None) -> RecordedCache:
+    """Return a cache for ``model.generate(..., past_key_values=cache)`` whose steps run without the model's Python.
+
+    The first step of one token is recorded, the second compared bit for bit, and further ones are the recorded calls
+    alone, one after another, by threads that stay awake between them. The tokens are those of the model's own forward.
+    A step is computed by the model itself where something else is asked for, such as hidden states or gradients; after
+    a change of weights, adapters, hooks or policy, and where the cache has grown, it is recorded again. A cache serves
+    one batch; after ``cache.reset()`` another one.
+
+    ``cache.replayed`` counts the steps that ran from a recording. Where a model cannot be recorded, a
+    FusedOpsWarning has the reason, once, and ``cache.reason`` keeps it.
+
+    Args:
+        model: of transformers on a CPU, in evaluation, with the attention implementation "fusedops": after
+            ``apply(model)``.
+        dtype: torch.int8 or torch.float8_e4m3fn: keys and values become codes, see :func:`quantized_cache`. None: they
+            stay as they are.
+
+    Raises:
+        InvalidInputError: the model is on another device, or as for :func:`quantized_cache`.
+
+    >>> import torch, transformers
+    >>> from fusedops.integrations.transformers import apply, recorded_cache
+    >>> sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 64}
+    >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+    >>> applied, cache = apply(model), recorded_cache(model)
+    >>> tokens = model.generate(torch.tensor([[1, 5]]), past_key_values=cache, max_new_tokens=8, pad_token_id=0)
+    >>> cache.get_seq_length(), cache.replayed
+    (9, 5)
+    """
+    if dtype is not None and dtype not in CODES:
+        raise InvalidInputError(
+            f"recorded_cache: got dtype = {dtype}, expected None, torch.int8 or torch.float8_e4m3fn; to fix: pass one"
+        )
+    if model.device.type != "cpu":
+        raise InvalidInputError(
+            f"recorded_cache: got a model on {model.device}, expected one on a CPU; to fix: use the cache that "
+            "generate makes, or quantized_cache"
+        )
+    cache = RecordedCache(*layers_of("recorded_cache", model, dtype))
+    decoder: Any = model.get_decoder()
+    if replacement_of(decoder) is None:
+        replace(decoder, _ByCache())
+    elif not isinstance(replacement_of(decoder), _ByCache):
+        cache.give_up(decoder, "its forward is replaced by another function")
+    return cache
+
+
+class _ByCache(Replacement):
+    """The forward of a decoder whose cache may have a recorded step."""
+
+    op = ""
+    runs_own_code = True
+    stays = True
+
+    def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get(_CACHE)
+        if args or not isinstance(cache, RecordedCache):
+            return own_class(module).forward(module, *args, **kwargs)
+        return cache.forward(module, kwargs)
+
+
+class _Recorded(NamedTuple):
+    """A recorded step.
+
+    Attributes:
+        key: of the state in which it was recorded.
+        inputs: the tensors that the decoder was given, by name; their numbers are set before each step.
+        others: its other arguments.
+        tokens: where the token is, for each kind of layers.
+        recording: the calls.
+        kind: the class of the result.
+        hidden: the result, (B, 1, H).
+        seen: what the step depends on besides.
+    """
+
+    key: tuple[Any, ...]
+    inputs: dict[str, Tensor]
+    others: dict[str, Any]
+    tokens: list[_Place]
+    recording: Recording
+    kind: type[Any]
+    hidden: Tensor
+    seen: _Seen
+
+
+class _Place(NamedTuple):
+    """Where the token of a step is in the layers of a kind.
+
+    Attributes:
+        slots: (B,), of the token of each sequence.
+        used: (B,), the keys of each sequence, its own included.
+        slot: (B,), of token 0.
+        first: (B,), the keys before token 0.
+    """
+
+    slots: Tensor
+    used: Tensor
+    slot: Tensor
+    first: Tensor
+
+    def set(self, total: int) -> None:
+        """Set the place of the token after ``total`` others."""
+        torch.add(self.slot, total, out=self.slots)
+        torch.add(self.first, total + 1, out=self.used)
+
+
+class RecordedCache(PackedCache):
+    """The layers of a model, and its recorded step; see :func:`recorded_cache`.
+
+    Attributes:
+        replayed: how many steps ran from a recording.
+        reason: why the model is not recorded, or an empty text.
+    """
+
+    def __init__(self, layers: list[Any], shared: Step) -> None:
+        super().__init__(layers, shared)
+        self.replayed, self.reason = 0, ""
+        self._recorded: _Recorded | None = None
+        self._is_compared = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: the tokens, and no recorded step."""
+        return {**self.__dict__, "_recorded": None}
+
+    def reset(self) -> None:
+        """Forget all tokens, and the recorded step, which has their memory."""
+        super().reset()
+        self._recorded = None
+
+    def give_up(self, decoder: Module, reason: str) -> None:
+        """Keep why the model is not recorded, and warn."""
+        self.reason, self._recorded = reason, None
+        warnings.warn(
+            f"recorded_cache: got {own_class(decoder).__name__}, expected steps that can be recorded: {reason}; to "
+            "fix: nothing need be done, its own forward computes each step",
+            FusedOpsWarning,
+            stacklevel=2,
+        )
+
+    def forward(self, decoder: Any, kwargs: dict[str, Any]) -> Any:
+        """Compute a step from the recording, or by the decoder's own forward."""
+        own = own_class(decoder).forward
+        if self.reason or not self._may_record(decoder, kwargs):
+            return own(decoder, **kwargs)
+        layers: list[Any] = self.layers
+        for layer in layers:
+            layer.make_room(1)
+        if _takes_positions(own) and kwargs.get(_POSITIONS) is None:
+            kwargs = {**kwargs, _POSITIONS: torch.full_like(kwargs["input_ids"], layers[0].total)}
+        recorded, key = self._recorded, self._key()
+        if recorded is None or recorded.key != key or not _fits(recorded, kwargs) or recorded.seen.has_changed():
+            return self._record(decoder, own, kwargs, key)
+        for name, tensor in recorded.inputs.items():
+            tensor.copy_(kwargs[name])
+        for place in recorded.tokens:
+            place.set(layers[0].total)
+        recorded.recording.run()
+        if not self._is_compared:
+            return self._compare(decoder, own, kwargs, recorded)
+        self.replayed += 1
+        for layer in layers:
+            layer.total += 1
+        return recorded.kind(last_hidden_state=recorded.hidden.clone(), past_key_values=self)
+
+    def _may_record(self, decoder: Any, kwargs: dict[str, Any]) -> bool:
+        """Return True for a step of one token for each sequence that asks for nothing but its hidden states."""
+        layers: list[Any] = self.layers
+        ids, total = kwargs.get("input_ids"), layers[0].total
+        if ids is None or not total or tuple(ids.shape) != (len(layers[0].padding), 1) or decoder.training:
+            return False
+        if any(name.startswith("output_") and value for name, value in kwargs.items()):
+            return False
+        if torch.is_grad_enabled() or is_traced() or dispatch_modes() or context.watching or autocasts("cpu"):
+            return False
+        mask = kwargs.get(_MASK)
+        if mask is None:
+            return not any(layers[0].padding)
+        if mask.dim() != 2 or mask.shape[1] != total + 1:
+            return False
+        columns = torch.arange(total + 1)
+        return torch.equal(mask != 0, (columns >= layers[0].starts[:, None]).expand_as(mask))
+
+    def _key(self) -> tuple[Any, ...]:
+        layers: list[Any] = self.layers
+        sizes = tuple([(layer.capacity, layer.dropped) for layer in layers])
+        return sizes, *layers[0].padding, torch.is_inference_mode_enabled()
+
+    def _record(self, decoder: Any, own: Any, kwargs: dict[str, Any], key: tuple[Any, ...]) -> Any:
+        """Compute a step, and record it."""
+        layers: list[Any] = self.layers
+        seen = _Seen.of(decoder)
+        inputs = {name: x.clone() for name, x in kwargs.items() if isinstance(x, Tensor) and name != _MASK}
+        others = {name: x for name, x in kwargs.items() if name not in (*inputs, _CACHE, _MASK)}
+        kept: dict[Any, Any] = {}
+        of_token: list[_Place] = []
+        for layer in layers:
+            if (layer.dropped, layer.capacity) not in kept:
+                of_layer = self.shared.places(layer, 1)
+                kept[layer.dropped, layer.capacity] = of_layer
+                slot, first = of_layer.slots - layer.total, of_layer.used - layer.total - 1
+                of_token.append(_Place(of_layer.slots, of_layer.used, slot, first))
+        recorder = Recorder()
+        self.shared.kept = kept
+        try:
+            with recorder:
+                results = own(decoder, **others, **inputs, past_key_values=self)
+        finally:
+            self.shared.kept = None
+            self.shared.forget()
+        given = {name for name, each in results.items() if each is not None}
+        reason = recorder.reason or seen.reason
+        if given != {"last_hidden_state", _CACHE}:
+            reason = reason or f"it returns {', '.join(sorted(given - {_CACHE}))}"
+        if reason:
+            self.give_up(decoder, reason)
+            return results
+        hidden = results.last_hidden_state
+        recording = recorder.recording()
+        self._recorded = _Recorded(key, inputs, others, of_token, recording, type(results), hidden, seen)
+        self._is_compared = False
+        return type(results)(last_hidden_state=hidden.clone(), past_key_values=self)
+
+    def _compare(self, decoder: Any, own: Any, kwargs: dict[str, Any], recorded: _Recorded) -> Any:
+        """Compute a step by the decoder's own forward too, and give the recording up where it has other bits."""
+        results = own(decoder, **kwargs)
+        hidden: Tensor = results.last_hidden_state
+        if torch.equal(hidden.view(torch.uint8), recorded.hidden.view(torch.uint8)):
+            self._is_compared = True
+        else:
+            self.give_up(decoder, "a step computes from numbers of Python that change with the position")
+        return results
+
+
+def _fits(recorded: _Recorded, kwargs: dict[str, Any]) -> bool:
+    """Return True where a step has the arguments of the recorded one, but for the numbers in its tensors."""
+    names = {*kwargs} - {_CACHE, _MASK}
+    if names != {*recorded.others, *recorded.inputs}:
+        return False
+    same = all(
+        isinstance(x := kwargs[name], Tensor) and (x.shape, x.dtype) == (old.shape, old.dtype) and x.is_cpu
+        for name, old in recorded.inputs.items()
+    )
+    return same and all(kwargs[name] is old or _equals(kwargs[name], old) for name, old in recorded.others.items())
+
+
+@cache
+def _takes_positions(forward: Any) -> bool:
+    return _POSITIONS in inspect.signature(forward).parameters
+
+
+def _equals(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and isinstance(a, (bool, int, float, str)) and a == b
+
+
+class _Seen(NamedTuple):
+    """State that a recorded step depends on besides its inputs and the cache.
+
+    Attributes:
+        reason: why the modules cannot be recorded, or an empty text.
+        tensors: the weights: the dict of the module, the name, the tensor, its address and version.
+        modules: each module, its class, its mode, its replacement, its children.
+        hooks: dicts of hooks, and what is in them.
+        policy: in effect.
+        config: whose attention implementation is "fusedops".
+    """
+
+    reason: str
+    tensors: list[tuple[dict[str, Any], str, Tensor, tuple[int, int]]]
+    modules: list[tuple[Module, type[Any], bool, Any, dict[str, Any], tuple[Any, ...]]]
+    hooks: list[tuple[dict[int, Any], tuple[Any, ...]]]
+    policy: Any
+    config: Any
+
+    @classmethod
+    def of(cls, decoder: Any) -> _Seen:
+        """Return what a step of a decoder depends on now."""
+        tensors: list[tuple[dict[str, Any], str, Tensor, tuple[int, int]]] = []
+        modules: list[tuple[Module, type[Any], bool, Any, dict[str, Any], tuple[Any, ...]]] = []
+        reason, hooks = "", [getattr(modules_of_torch, name) for name in _GLOBAL_HOOKS]
+        for each in decoder.modules():
+            state: dict[str, Any] = each.__dict__
+            children: dict[str, Any] = state["_modules"]
+            kind = cast("type[Any]", type(each))
+            modules.append((each, kind, each.training, state.get(SETTINGS), children, tuple(children.values())))
+            if each is not decoder:
+                hooks += [state[name] for name in _HOOKS]
+            for named in cast("list[dict[str, Tensor | None]]", [state["_parameters"], state["_buffers"]]):
+                for name, tensor in named.items():
+                    if tensor is None:
+                        continue
+                    if type(tensor) not in TENSOR_TYPES or not tensor.is_cpu:
+                        reason = reason or f"{name} of {own_class(each).__name__} is no plain tensor on a CPU"
+                    else:
+                        tensors.append((named, name, tensor, _memory(tensor)))
+        if any(home_of(hook) != _CAPTURING for each in hooks for hook in each.values()):
+            reason = reason or "it has hooks"
+        seen_hooks = [(each, tuple(each.values())) for each in hooks]
+        return cls(reason, tensors, modules, seen_hooks, context.active_policy(), decoder.config)
+
+    def has_changed(self) -> bool:
+        """Return True where something differs."""
+        if (
+            any(tuple(each.values()) != before for each, before in self.hooks)
+            or context.active_policy() is not self.policy
+        ):
+            return True
+        if self.config._attn_implementation != "fusedops":
+            return True
+        for module, kind, training, settings, children, values in self.modules:
+            if type(module) is not kind or module.__dict__.get(SETTINGS) is not settings:
+                return True
+            if module.training is not training or tuple(children.values()) != values:
+                return True
+        return any(named.get(name) is not tensor or _memory(tensor) != at for named, name, tensor, at in self.tensors)
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """Return the address of a tensor's numbers, and how often they were changed."""
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,214 @@
+"""recorded_cache: the bits of the model's own forward, after every change, and what is not recorded."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import fusedops
+from fusedops.errors import FusedOpsWarning, InvalidInputError
+from fusedops.integrations.transformers import apply, quantize, quantized_cache, recorded_cache
+from fusedops.testing._in_threads import torch_threads
+
+SIZES = {
+    **{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3},
+}
+EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+KINDS: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 16},
+    "Mistral": {"sliding_window": 6},
+    "Phi3": {"pad_token_id": 0},
+    "Gemma3": {"head_dim": 16, "sliding_window": 5},
+    "Granite": {},
+    "Mixtral": EXPERTS,
+    "Qwen3Moe": {**EXPERTS, "head_dim": 16},
+    "GptOss": {**EXPERTS, "head_dim": 16, "sliding_window": 4},
+}
+
+
+def model_of(kind: str, **sizes: Any) -> Any:
+    torch.manual_seed(0)
+    name = f"{kind}Text" if kind == "Gemma3" else kind
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **KINDS[kind], **sizes})
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+def steps(model: Any, cache: Any, ids: Tensor, padding: tuple[int, ...] = (), start: int = 9) -> list[Tensor]:
+    """Return the logits of a prompt and of each token after it."""
+    mask = (torch.arange(ids.shape[1]) >= torch.tensor(padding)[:, None]).long() if any(padding) else None
+    results: list[Tensor] = []
+    for at in range(start - 1, ids.shape[1]):
+        part = slice(0 if at < start else at, at + 1)
+        options: dict[str, Any] = {}
+        if mask is not None:
+            options["attention_mask"] = mask[:, : at + 1]
+            options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, part]
+        results.append(model(ids[:, part], past_key_values=cache, **options).logits[:, -1])
+    return results
+
+
+def unrecorded(cache: Any) -> Any:
+    cache.reason = "of the test"
+    return cache
+
+
+def tokens(batch: int, count: int) -> Tensor:
+    return torch.randint(1, 64, (batch, count), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [None, torch.int8])
+@torch.no_grad()
+def test_the_bits_are_those_of_the_models_own_forward(kind: str, dtype: torch.dtype | None) -> None:
+    """Past several windows, and past the first memory: a step is recorded again there."""
+    model = model_of(kind)
+    apply(model)
+    for batch, padding in ((1, ()), (2, (3, 0))):
+        ids = tokens(batch, 90)
+        cache = recorded_cache(model, dtype)
+        got = steps(model, cache, ids, padding)
+        want = steps(model, unrecorded(recorded_cache(model, dtype)), ids, padding)
+        assert not cache.reason
+        assert cache.replayed > 60
+        assert all(map(torch.equal, got, want))
+        if dtype is not None:
+            assert torch.equal(got[-1], steps(model, quantized_cache(model, dtype), ids, padding)[-1])
+
+
+@torch.no_grad()
+def test_bfloat16_packed_weights_and_any_number_of_threads() -> None:
+    model = model_of("Llama", hidden_size=256, intermediate_size=512).bfloat16()
+    quantize(model, format="Q4_0")
+    apply(model)
+    ids = tokens(1, 40)
+    want = steps(model, unrecorded(recorded_cache(model)), ids)
+    for threads in (1, 2, 3):
+        with torch_threads(threads):
+            cache = recorded_cache(model)
+            assert all(map(torch.equal, steps(model, cache, ids), want))
+            assert cache.replayed == 40 - 9 - 2
+
+
+def test_generate_resets_and_copies() -> None:
+    model = model_of("Llama")
+    applied = apply(model)
+    ids, options = tokens(2, 12), {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    want = model.generate(ids, **options)
+    cache = recorded_cache(model)
+    assert torch.equal(model.generate(ids, past_key_values=cache, **options), want)
+    assert cache.replayed == 17
+    other = copy.deepcopy(cache)
+    other.crop(-8)
+    again = {**options, "max_new_tokens": 6, "attention_mask": torch.ones(2, 26, dtype=torch.int64)}
+    assert torch.equal(model.generate(want[:, :26], past_key_values=other, **again), want)
+    cache.reset()
+    assert torch.equal(model.generate(ids, past_key_values=cache, **options), want)
+    applied.remove()
+
+
+def changes(model: Any) -> dict[str, Callable[[], Any]]:
+    layer = model.model.layers[0]
+    norm = layer.input_layernorm.weight
+    return {
+        "weights in place": lambda: norm.data.mul_(1.5),
+        "weights of other memory": lambda: setattr(norm, "data", norm.data * 0.5),
+        "another parameter": lambda: setattr(
+            layer.mlp.up_proj, "weight", torch.nn.Parameter(layer.mlp.gate_proj.weight * 2)
+        ),
+        "another layer": lambda: setattr(layer.mlp, "down_proj", copy.deepcopy(model.model.layers[1].mlp.down_proj)),
+        "a policy": lambda: fusedops.set_policy("eager"),
+        "a mode": lambda: model.train(),
+        "a hook": lambda: layer.register_forward_hook(lambda module, args, out: out * 0.5),
+    }
+
+
+@pytest.mark.parametrize("name", list(changes(model_of("Llama"))))
+@torch.no_grad()
+def test_a_change_is_seen(name: str, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(fusedops.set_policy)
+    model, ids = model_of("Llama"), tokens(1, 40)
+    apply(model)
+    results: list[list[Tensor]] = []
+    for own in (False, True):
+        cache: Any = recorded_cache(model)
+        state = copy.deepcopy(model.state_dict())
+        changed = copy.deepcopy(model)
+        if own:
+            unrecorded(cache)
+        logits = steps(changed, cache, ids[:, :20])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FusedOpsWarning)
+            changes(changed)[name]()
+            logits += [changed(ids[:, at : at + 1], past_key_values=cache).logits for at in range(20, 40)]
+        fusedops.set_policy()
+        model.load_state_dict(state)
+        results.append(logits)
+        assert own or cache.replayed >= 9
+    assert all(map(torch.equal, *results))
+
+
+@torch.no_grad()
+def test_what_asks_for_more_is_computed_by_the_model() -> None:
+    model, ids = model_of("Llama"), tokens(1, 30)
+    apply(model)
+    cache = recorded_cache(model)
+    steps(model, cache, ids[:, :20])
+    before = cache.replayed
+    assert before == 9
+    model(ids[:, 20:22], past_key_values=cache)
+    assert len(model(ids[:, 22:23], past_key_values=cache, output_hidden_states=True).hidden_states) == 3
+    with torch.autocast("cpu", torch.bfloat16):
+        model(ids[:, 23:24], past_key_values=cache)
+    model(inputs_embeds=model.get_input_embeddings()(ids[:, 24:25]), past_key_values=cache)
+    assert cache.replayed == before
+    for at in range(25, 30):  # transformers' hooks for hidden states stay: recorded and compared again
+        model(ids[:, at : at + 1], past_key_values=cache)
+    assert cache.replayed == before + 3
+    assert cache.get_seq_length() == 30
+
+
+class OfPython(torch.nn.Module):
+    """A layer's MLP that multiplies by a number of Python, from the values or from the step."""
+
+    def __init__(self, own: Any, reads: bool) -> None:
+        super().__init__()
+        self.own, self.reads, self.calls = own, reads, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.own(x) * (x.abs().max().item() if self.reads else 1 / self.calls)
+
+
+@pytest.mark.parametrize(("reads", "reason"), [(True, "reads the values of a tensor"), (False, "numbers of Python")])
+@torch.no_grad()
+def test_a_model_that_cannot_be_recorded_says_so_once(reads: bool, reason: str) -> None:
+    model, ids = model_of("Llama"), tokens(1, 30)
+    apply(model)
+    model.model.layers[1].mlp = OfPython(model.model.layers[1].mlp, reads)
+    cache = recorded_cache(model)
+    with pytest.warns(FusedOpsWarning, match="recorded_cache: got LlamaModel, expected") as seen:
+        steps(model, cache, ids)
+    assert len(seen) == 1
+    assert reason in cache.reason
+    assert cache.replayed == 0
+
+
+def test_what_is_refused() -> None:
+    model = model_of("Llama")
+    with pytest.raises(InvalidInputError, match="expected 'fusedops', which reads the cache where it lies"):
+        recorded_cache(model)
+    apply(model)
+    with pytest.raises(InvalidInputError, match=r"expected None, torch\.int8 or torch\.float8_e4m3fn"):
+        recorded_cache(model, torch.float16)
+    with pytest.raises(InvalidInputError, match="got a model on meta, expected one on a CPU"):
+        recorded_cache(model.to("meta"))
