@@ -82,7 +82,7 @@ GROUPS = (
         "Backends",
         "For the author of a backend: :doc:`add a backend <../add-a-backend>`.",
         (
-            "Backend", "kernel", "kernels_of", "Kernel", "Deviation", "Adaptation", "Unavailable", "hookimpl",
+            "Backend", "kernel", "kernels_of", "Kernel", "Deviation", "Adaptation", "Replay", "Unavailable", "hookimpl",
             "register", "unregister", "API_VERSION",
         ),
     ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from functools import cache
+from operator import is_
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -223,7 +224,7 @@ class RecordedCache(PackedCache):
     def _record(self, decoder: Any, own: Any, kwargs: dict[str, Any], key: tuple[Any, ...]) -> Any:
         """Compute a step, and record it."""
         layers: list[Any] = self.layers
-        seen = _Seen.of(decoder)
+        seen = _Seen(decoder)
         inputs = {name: x.clone() for name, x in kwargs.items() if isinstance(x, Tensor) and name != _MASK}
         others = {name: x for name, x in kwargs.items() if name not in (*inputs, _CACHE, _MASK)}
         kept: dict[Any, Any] = {}
@@ -287,68 +288,53 @@ def _equals(a: Any, b: Any) -> bool:
     return type(a) is type(b) and isinstance(a, (bool, int, float, str)) and a == b
 
 
-class _Seen(NamedTuple):
-    """State that a recorded step depends on besides its inputs and the cache.
+class _Seen:
+    """State that a recorded step depends on besides its inputs and the cache: how the modules were, to be compared.
 
     Attributes:
         reason: why the modules cannot be recorded, or an empty text.
-        tensors: the weights: the dict of the module, the name, the tensor, its address and version.
-        modules: each module, its class, its mode, its replacement, its children.
-        hooks: dicts of hooks, and what is in them.
-        policy: in effect.
-        config: whose attention implementation is "fusedops".
     """
 
-    reason: str
-    tensors: list[tuple[dict[str, Any], str, Tensor, tuple[int, int]]]
-    modules: list[tuple[Module, type[Any], bool, Any, dict[str, Any], tuple[Any, ...]]]
-    hooks: list[tuple[dict[int, Any], tuple[Any, ...]]]
-    policy: Any
-    config: Any
-
-    @classmethod
-    def of(cls, decoder: Any) -> _Seen:
-        """Return what a step of a decoder depends on now."""
-        tensors: list[tuple[dict[str, Any], str, Tensor, tuple[int, int]]] = []
-        modules: list[tuple[Module, type[Any], bool, Any, dict[str, Any], tuple[Any, ...]]] = []
-        reason, hooks = "", [getattr(modules_of_torch, name) for name in _GLOBAL_HOOKS]
-        for each in decoder.modules():
-            state: dict[str, Any] = each.__dict__
-            children: dict[str, Any] = state["_modules"]
-            kind = cast("type[Any]", type(each))
-            modules.append((each, kind, each.training, state.get(SETTINGS), children, tuple(children.values())))
-            if each is not decoder:
-                hooks += [state[name] for name in _HOOKS]
-            for named in cast("list[dict[str, Tensor | None]]", [state["_parameters"], state["_buffers"]]):
-                for name, tensor in named.items():
-                    if tensor is None:
-                        continue
-                    if type(tensor) not in TENSOR_TYPES or not tensor.is_cpu:
-                        reason = reason or f"{name} of {own_class(each).__name__} is no plain tensor on a CPU"
-                    else:
-                        tensors.append((named, name, tensor, _memory(tensor)))
-        if any(home_of(hook) != _CAPTURING for each in hooks for hook in each.values()):
-            reason = reason or "it has hooks"
-        seen_hooks = [(each, tuple(each.values())) for each in hooks]
-        return cls(reason, tensors, modules, seen_hooks, context.active_policy(), decoder.config)
+    def __init__(self, decoder: Any) -> None:
+        self.reason = ""
+        self._config, self._policy = decoder.config, context.active_policy()
+        self._modules: list[Module] = [*decoder.modules()]
+        states: list[dict[str, Any]] = [each.__dict__ for each in self._modules]
+        self._named: list[tuple[dict[str, Any], str]] = [
+            (named, name)
+            for state in states
+            for named in (state["_parameters"], state["_buffers"], state["_modules"], state)
+            for name in ((SETTINGS,) if named is state else named)
+        ]
+        self._children: list[dict[str, Any]] = [state["_modules"] for state in states]
+        self._values = self._named_now()
+        self._weights = [each for each in self._values if isinstance(each, Tensor)]
+        if any(type(each) not in TENSOR_TYPES or not each.is_cpu for each in self._weights):
+            self.reason = "a weight or buffer is no plain tensor on a CPU"
+        self._counted = [each for each in self._weights if not each.is_inference()]  # others have no version
+        self._hooks: list[dict[int, Any]] = [getattr(modules_of_torch, name) for name in _GLOBAL_HOOKS]
+        self._hooks += [state[name] for state in states[1:] for name in _HOOKS]
+        if any(home_of(hook) != _CAPTURING for each in self._hooks for hook in each.values()):
+            self.reason = self.reason or "it has hooks"
+        self._before = None if self.reason else self._now()
 
     def has_changed(self) -> bool:
         """Return True where something differs."""
-        if (
-            any(tuple(each.values()) != before for each, before in self.hooks)
-            or context.active_policy() is not self.policy
-        ):
+        if self._config._attn_implementation != "fusedops" or context.active_policy() is not self._policy:
             return True
-        if self.config._attn_implementation != "fusedops":
-            return True
-        for module, kind, training, settings, children, values in self.modules:
-            if type(module) is not kind or module.__dict__.get(SETTINGS) is not settings:
-                return True
-            if module.training is not training or tuple(children.values()) != values:
-                return True
-        return any(named.get(name) is not tensor or _memory(tensor) != at for named, name, tensor, at in self.tensors)
+        return not all(map(is_, self._named_now(), self._values)) or self._now() != self._before
 
+    def _named_now(self) -> list[Any]:
+        """Return the weights, buffers, children and replacements of all modules."""
+        return [named.get(name) for named, name in self._named]
 
-def _memory(tensor: Tensor) -> tuple[int, int]:
-    """Return the address of a tensor's numbers, and how often they were changed."""
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+    def _now(self) -> tuple[list[Any], ...]:
+        """Return what is compared by value: memory and versions of weights; classes, modes, sizes and hooks."""
+        return (
+            [each.data_ptr() for each in self._weights],
+            [each._version for each in self._counted],
+            [type(each) for each in self._modules],
+            [each.training for each in self._modules],
+            [len(each) for each in self._children],
+            [id(hook) for each in self._hooks if each for hook in each.values()],
+        )
