@@ -151,9 +151,10 @@ def every_check(slow: Container[str]) -> pytest.MarkDecorator:
 
     A slow check is a test of its own. slow: the names of more slow ones.
 
-    A fixture ``installed`` of the module gets the backend's name. It registers the backend once for all checks of an
-    op: the kit keeps the calls that a kernel takes for as long as the kernel is registered. And it keeps the answers of
-    one op, so that all backends' checks of an op follow each other.
+    A fixture ``installed`` of the module gets the backend's name and the op's. It registers the backend once for all
+    checks of an op: the kit keeps the calls that a kernel takes for as long as the kernel is registered. And it keeps
+    the answers of one op, so that all backends' checks of an op follow each other: pytest, which puts tests of one
+    parameter together, must not find the backend's name alone.
     """
     quick: dict[tuple[str, str, str], list[testing.Check]] = {}
     params: list[Any] = []
@@ -162,11 +163,11 @@ def every_check(slow: Container[str]) -> pytest.MarkDecorator:
             name = f"{backend}-{check.id}"
             if name in slow or _is_slow(check):
                 marks = [pytest.mark.slow, *([pytest.mark.long] if _is_long(check) else [])]
-                params.append(pytest.param(backend, [check], id=name, marks=marks))
+                params.append(pytest.param((backend, check.op), [check], id=name, marks=marks))
             else:
                 quick.setdefault((backend, check.op, check.direction), []).append(check)
-    params += [pytest.param(key[0], checks, id=f"{key[0]}-{key[1]}/{key[2]}") for key, checks in quick.items()]
-    params.sort(key=lambda param: (param.values[1][0].op, list(BACKENDS).index(param.values[0])))
+    params += [pytest.param(key[:2], checks, id=f"{key[0]}-{key[1]}/{key[2]}") for key, checks in quick.items()]
+    params.sort(key=lambda param: (param.values[0][1], list(BACKENDS).index(param.values[0][0])))
     return pytest.mark.parametrize(("installed", "checks"), params, indirect=["installed"], scope="module")
 
 

@@ -13,7 +13,8 @@ from fusedops import testing
 @pytest.fixture(scope="module")
 def installed(request: pytest.FixtureRequest) -> Iterator[None]:
     """Install a backend, or its stand-in, for its checks."""
-    with BACKENDS[request.param]():
+    backend, _ = request.param
+    with BACKENDS[backend]():
         yield
 
 
