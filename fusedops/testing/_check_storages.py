@@ -111,10 +111,9 @@ def _graph(subject: Subject, base: Call, args: dict[str, Any]) -> tuple[Tensor, 
 
 def _check_other_memory(subject: Subject, base: Call) -> None:
     args = tensors(subject.op, base)
-    subject.check_forms(tuple(args.values()))
     want, (grads, _, _) = subject.answer(tuple(args.values()))
     wanted = [args[name] for name in want.gradients]
-    with use(subject.backend, fallback="raise", adapt="none"):
+    with subject.naming_forms(tuple(args.values())), use(subject.backend, fallback="raise", adapt="none"):
         outputs = _graph(subject, base, args)
         differentiate = partial(torch.autograd.grad, outputs, wanted, grads)
         for name in _kept(subject, base):

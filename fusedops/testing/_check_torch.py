@@ -39,7 +39,11 @@ def fake(subject: Subject, direction: Direction) -> Iterator[Trial]:
 
 def _check_fake(subject: Subject, direction: Direction, call: Call, form: Form) -> None:
     given = in_form(tensors(subject.op, call), form)
-    subject.check_forms(given, (direction,))  # torch's own texts do not name the kernel
+    with subject.naming_forms(given, (direction,)):
+        _check_fake_results(subject, direction, given, form)
+
+
+def _check_fake_results(subject: Subject, direction: Direction, given: Sequence[Any], form: Form) -> None:
     for function, bound, options, results in _registered(subject, direction, given, form):
         with torch.no_grad(), subject.alone({direction: 1}, bound):
             real = _each(function(*subject.op.with_copies(list(bound.values())), **options))
@@ -134,9 +138,13 @@ def _compiled(public: Public, args: Sequence[Any]) -> Any:
 
 
 def _check_gradients(subject: Subject, call: Call, forwards: int, way: Way) -> None:
+    real = tensors(subject.op, call)
+    with subject.naming_forms(tuple(real.values())):
+        _check_results(subject, real, forwards, way)
+
+
+def _check_results(subject: Subject, real: dict[str, Any], forwards: int, way: Way) -> None:
     op = subject.op
-    real = tensors(op, call)
-    subject.check_forms(tuple(real.values()))  # autograd's own texts do not name the kernel
     want, (grads, _, _) = subject.answer(tuple(real.values()))
     for name in want.gradients:
         real[name] = real[name].requires_grad_()
@@ -168,10 +176,9 @@ def _check_opcheck(subject: Subject, base: Call, direction: Direction) -> None:
     if differentiable:
         utils.append("test_autograd_registration")  # what test_aot_dispatch_dynamic finds, the check "compile" does
     args = tuple(tensors(subject.op, base).values())
-    subject.check_forms(args)  # torch's own texts do not name the kernel
     for function, bound, options, _ in _registered(subject, direction, args):
         for arg in bound.values():
             if differentiable and isinstance(arg, Tensor) and arg.is_floating_point():
                 arg.requires_grad_()
-        with use(subject.backend, fallback="raise", adapt="none"):
+        with subject.naming_forms(args), use(subject.backend, fallback="raise", adapt="none"):
             torch.library.opcheck(function, tuple(bound.values()), options, test_utils=utils)

@@ -187,6 +187,17 @@ class Subject(KernelCalls):
                 given = self.backward_arguments(self.inputs(args), args).values()
                 self._check_form("backward", self.kernels["backward"].call(*given), self.op.differentiable, "gradient")
 
+    @contextmanager
+    def naming_forms(
+        self, call: Sequence[Any], directions: Sequence[Direction] = ("forward", "backward")
+    ) -> Generator[None]:
+        """Where the block fails, raise what :meth:`check_forms` does: torch's own texts do not name the kernel."""
+        try:
+            yield
+        except Exception:
+            self.check_forms(call, directions)
+            raise
+
     def _check_forward_form(self, results: Any) -> None:
         """Raise RuleError unless forward returned the outputs and, where the op has them, the saved values."""
         op = self.op
