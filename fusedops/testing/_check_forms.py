@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from fusedops.testing._subject import Subject
 from fusedops.testing._trial import Trial
 
 _LONG = 17  # times the rows of the smallest call: more than one block of a kernel has
+_SAVING = (True,)  # in "calls" each dtype and layout of each tensor meets the call without saved values
 
 
 def kernel(subject: Subject, direction: Direction) -> Iterator[Trial]:
@@ -57,11 +58,11 @@ def dtypes(subject: Subject, direction: Direction) -> Iterator[Trial]:
         for name in floating:
             call = {**wide, name: wide[name].replace(dtype=torch.bfloat16)}
             if subject.output_dtype(call) == torch.float32 and subject.takes(call, direction):
-                yield Trial(f"{name} bfloat16", partial(_check_call, subject, direction, call))
+                yield Trial(f"{name} bfloat16", partial(_check_call, subject, direction, call, _SAVING))
 
 
-def _check_call(subject: Subject, direction: Direction, call: Call) -> None:
-    subject.assert_right(direction, tuple(tensors(subject.op, call).values()))
+def _check_call(subject: Subject, direction: Direction, call: Call, saving: Sequence[bool] = (False, True)) -> None:
+    subject.assert_right(direction, tuple(tensors(subject.op, call).values()), saving=saving)
 
 
 def strides(subject: Subject, direction: Direction) -> Iterator[Trial]:
@@ -79,7 +80,7 @@ def _check_sum(subject: Subject, base: Call) -> None:
 
 
 def _check_strides(subject: Subject, direction: Direction, base: Call, form: Form) -> None:
-    subject.assert_right(direction, in_form(tensors(subject.op, base), form), form)
+    subject.assert_right(direction, in_form(tensors(subject.op, base), form), form, _SAVING)
 
 
 def in_form(call: Call, form: Form) -> tuple[object, ...]:
