@@ -15,7 +15,6 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._plugins.record import PreparedKernel
 from fusedops._plugins.registry import registry
 from fusedops._report.direction import Direction
-from fusedops.errors import InvalidInputError
 from fusedops.testing._calls import Call, dtype_name, followed, specs
 from fusedops.testing._empty import empty_outputs, empty_saved
 from fusedops.testing._roles import offsets
@@ -95,11 +94,10 @@ class KernelCalls:
 
     def allows(self, call: Call) -> bool:
         """Return True where the op accepts the call, on any backend."""
-        try:
-            self.op.validate(tuple(call.values()))
-        except InvalidInputError:
-            return False
-        return True
+        try:  # as Op.validate, without the reasons of a refusal, which take longer than the rest
+            return self.op.check_any_kind(*call.values()) is None
+        except (AttributeError, TypeError, RuntimeError):
+            return self.op.invalid(tuple(call.values())) is None
 
     def takes(self, call: Call, direction: Direction) -> bool:
         """Return True where the op accepts the call and the kernel's constraints are met."""

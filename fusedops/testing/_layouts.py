@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from fusedops._contract.tensor_spec import TensorSpec
 from fusedops._torch import negative_view
 
 Form = Callable[[Tensor], Tensor]  # gives a tensor another layout
+_CACHED = 2**12  # specs
 
 
 def transposed(tensor: Tensor) -> Tensor:
@@ -51,7 +53,8 @@ def negative(tensor: Tensor) -> Tensor:
     return view if torch.equal(view.signbit(), tensor.signbit()) else tensor
 
 
-def layouts(spec: TensorSpec) -> dict[str, Form]:
+@lru_cache(maxsize=_CACHED)
+def layouts(spec: TensorSpec) -> Mapping[str, Form]:
     """Return the layouts that a tensor of this spec can have besides a contiguous one, by name."""
     forms: dict[str, Form] = {"offset": offset}
     if spec.dtype is torch.int64:  # a seed, targets

@@ -263,8 +263,11 @@ def _example_axis(subject: KernelCalls, constraint: Constraint, base: Call, exam
     alike = [each.name for each in op.constraints if isinstance(each, SameShape) and each.other == name]
     followers = [each for each in op.constraints if each.name != name and name in each.names]
 
+    known: dict[int, Mapping[str, Any]] = {}  # by the identity of a call, which ``begun`` keeps
+
     def change(variant: Variant, label: str) -> Variant | None:
-        current = constraint.examples(variant.call)
+        if (current := known.get(id(variant.call))) is None:
+            current = known[id(variant.call)] = constraint.examples(variant.call)
         if label not in current or current[label] == variant.call[name]:
             return None
         call = {**variant.call, name: current[label]}

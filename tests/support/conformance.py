@@ -51,18 +51,19 @@ ELEMENTS = {
 # form and to whom. Every two values meet in the calls of eager, and of cpu and triton, whose kernels are written here.
 BRIEF = ("sdpa", "npu", "flash_attn_on_cpu", "sdpa_cuda_on_cpu", "loopback")
 # With every backend: eager's values do not depend on the dtype, in which torch rounds; those of triton, which has every
-# dtype of every size in "calls" too, are those of float32. What a call leaves behind, in a buffer or in the process,
-# depends on what the call is, and not on two of its values.
+# dtype of every size in "calls" too, are those of float32. What writes an input in another dtype all checks see.
 CPU = ("cpu", "cpu_of_any_size")
 BRIEF_CHECKS = {
     "float64": ("eager", "triton"),
     "sizes": ("eager", "triton"),
-    "memory": ("eager", *CPU, "triton"),
+    "inputs": ("eager", *CPU, "triton"),
     "needs": ("triton",),
-    "history": ("eager", *CPU),
     "written": ("eager",),
 }
-# And not made with a backend of that list: no kernel there is cut into blocks, so that sizes beside 64 and 128 are as
+# What a call leaves behind, in a buffer or in the process, depends on what the call is, and not on two of its values: a
+# few of the calls of "calls" show it, whose list is made once then. Where "calls" is slow, and on triton, a brief list.
+OF_CALLS = ("history", "memory")
+# And not made with a backend of BRIEF: no kernel there is cut into blocks, so that sizes beside 64 and 128 are as
 # others; and the registered op, by which graphs are made and which the other backends show, calls any kernel alike. The
 # stand-in device fills new memory in every check.
 NOT_BRIEF = ("sizes", "fake", "opcheck", "compile", "written")
@@ -197,7 +198,9 @@ def _is_long(check: testing.Check) -> bool:
 def _is_brief(check: testing.Check) -> bool:
     if check.name == "calls" and check.op in SLOW_OPS:
         return check.backend not in CPU
-    if (check.backend, check.name) == ("eager", "calls"):
+    if check.name in OF_CALLS and (check.op in SLOW_OPS or check.backend == SLOW_BACKEND):
+        return True
+    if check.backend == "eager" and check.name in ("calls", *OF_CALLS):
         return check.op not in IN_BLOCKS
     return check.backend in BRIEF or check.backend in BRIEF_CHECKS.get(check.name, ())
 
