@@ -24,7 +24,7 @@ from fusedops.testing._trial import Trial
 
 _LARGEST = 2**20  # elements of a tensor; for a larger call inside a constraint only the admission is checked
 _COMPARED = 4  # in a brief run, a larger call than so many times the elements is made, and not compared with float64
-_Known = list[tuple[type, Any]]  # the arguments of a call and their types
+_Known = list[tuple[type[object], object]]  # the arguments of a call and their types
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def _check_inside(
         )
     if edge.call is None or _largest(edge.call) > _LARGEST:
         return
-    known = [(type(value), value) for value in edge.call.values()]  # 1, 1.0 and True are equal
+    values: list[object] = [*edge.call.values()]
+    known = [(type(value), value) for value in values]  # 1, 1.0 and True are equal
     if known in right:  # a call at the edge of several constraints, most often the base
         return
     args = tuple(tensors(subject.op, edge.call).values())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fusedops import masks
+from fusedops._torch import is_plain, is_traced, is_transformed
 from fusedops.constraints import Offsets
 from fusedops.dtypes import compute_dtype, no_autocast, upcast
 from fusedops.ops.attention.arguments import AttentionGradArgs
@@ -52,6 +53,18 @@ def finite(tensor: Tensor) -> Tensor:
     return torch.where(tensor.isfinite(), tensor, 0.0)
 
 
+def _is_known_finite(tensor: Tensor) -> bool:
+    """Return True where all numbers are finite, and it costs little to know: of a plain tensor on a CPU.
+
+    A graph and a transform must not depend on the numbers. Nor does a result on this question, not even by the order of
+    sums in products: without gaps, a tensor has the memory that :func:`finite` gives it.
+    """
+    if is_traced() or is_transformed() or not is_plain((tensor,)) or not tensor.is_cpu:
+        return False
+    has_no_gaps = tensor.is_contiguous() or tensor.transpose(1, 2).is_contiguous()
+    return has_no_gaps and bool(tensor.isfinite().all())
+
+
 def scores(
     q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None, causal: str, window: tuple[int, int] | None
 ) -> Scores:
@@ -61,7 +74,8 @@ def scores(
     if mask is not None:
         masked = mask.bool() if masked is None else masked | mask.bool()
     queries, keys, factor = upcast(q), for_each_query_head(upcast(k), q), scale_of(q, scale)
-    known = finite(keys)
+    all_finite = _is_known_finite(k)
+    known = keys if all_finite else finite(keys)
     if masked is None:
         dead = None
     else:
@@ -69,8 +83,10 @@ def scores(
         dead = masked.all(-1, keepdim=True)
         queries = torch.where(dead, 0.0, queries)
     values = queries @ known.transpose(-2, -1)
-    raw = (queries @ keys.transpose(-2, -1)).detach()
-    values = torch.where((~keys.isfinite()).any(-1)[..., None, :], raw, values) * factor
+    if not all_finite:
+        raw = (queries @ keys.transpose(-2, -1)).detach()
+        values = torch.where((~keys.isfinite()).any(-1)[..., None, :], raw, values)
+    values = values * factor
     if masked is not None and dead is not None:
         values = values.masked_fill(masked, -math.inf).masked_fill(dead, 0.0)
     return Scores(values, masked, dead, queries, known)
@@ -110,7 +126,10 @@ def forward(
     """Compute out, in the dtype of q, and lse, in the dtype of the arithmetic."""
     s = scores(q, k, mask, scale, causal, window)
     p, values = probabilities(s), for_each_query_head(upcast(v), q)
-    out = p @ finite(values) + not_finite_part(p, s.masked, values).detach()
+    if _is_known_finite(v):
+        out = p @ values + 0.0  # no -0, as with the part that is added otherwise
+    else:
+        out = p @ finite(values) + not_finite_part(p, s.masked, values).detach()
     if not k.shape[2]:
         return out.to(q.dtype), q.new_full(q.shape[:3], -math.inf, dtype=out.dtype)
     lse = torch.logsumexp(s.values, -1)
