@@ -342,7 +342,7 @@ PAGED = Evidence(
         Case("decode", _paged(5, 12, 16, 8, 2, 64, 5, 3, causal="lower_right", return_lse=True), "a token of each"),
         Case("mixed", _paged(29, 9, 8, 4, 4, 40, 4, 5, causal="lower_right", window=[9, 0]), "prompts and tokens"),
         Case("pages_of_one_key", _paged(7, 300, 1, 4, 1, 24, 3, 270, scale=0.3), "more keys than a part of a kernel"),
-        Case("codes", _codes((1, 1, 2, 1), 7, 21, 16, 4, 2, 64, 3, 19, causal="lower_right", return_lse=True), "int8"),
+        Case("codes", _codes((1, 1, 2, 1), 7, 9, 16, 4, 2, 64, 3, 7, causal="lower_right", return_lse=True), "int8"),
         Case("codes_by_token", _codes((9, 8, 3, 1), 11, 9, 8, 3, 3, 20, 4, 3), "a scale for each token and head"),
         Case("codes_by_page", _codes((9, 1, 2, 1), 2, 9, 32, 4, 2, 128, 2, 9, window=[70, 3]), "a scale for each page"),
     ],
@@ -509,7 +509,7 @@ SPARSE = Evidence(
     cases=[
         Case("expanded", _chosen(2, 4, 4, 19, 45, 24, 12, causal="lower_right"), "the keys of each head of MLA"),
         Case("latent", {**_LATENT, "causal": "lower_right", "return_lse": True}, "one latent key head of MLA"),
-        Case("grouped", _chosen(1, 6, 2, 21, 70, 40, 50, heads=2, mask=(1, 6, 21, 70), scale=0.3), "a mask by head"),
+        Case("grouped", _chosen(1, 6, 2, 21, 37, 40, 20, heads=2, mask=(1, 6, 21, 37), scale=0.3), "a mask by head"),
         Case("decode", _chosen(3, 8, 2, 1, 129, 64, 40, mask=(3, 1, 1, 129), return_lse=True), "cached keys"),
         Case("window", _chosen(1, 3, 1, 33, 33, 8, 40, causal="upper_left", window=[9, 0]), "more places than keys"),
     ],
