@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -104,8 +104,9 @@ def state(subject: Subject, direction: Direction) -> Iterator[Trial]:
     for base in subject.bases(direction)[:1]:
         variant = Variant(base)
         yield Trial("unchanged", partial(_check_unchanged, subject, direction, variant))
+        plain = cache(partial(_copies, subject, direction, variant))
         for name, block in _blocks(torch.device(subject.device).type):
-            yield Trial(name, partial(_check_state, subject, direction, variant, block), "nondeterministic")
+            yield Trial(name, partial(_check_state, subject, direction, variant, block, plain), "nondeterministic")
 
 
 def _check_unchanged(subject: Subject, direction: Direction, variant: Variant) -> None:
@@ -136,11 +137,17 @@ class _DefaultDtype:
         torch.set_default_dtype(self._before)
 
 
-def _check_state(subject: Subject, direction: Direction, variant: Variant, block: Any) -> None:
-    args = tuple(variant.tensors(subject.op).values())
-    plain = run(subject, direction, args)
+def _copies(subject: Subject, direction: Direction, variant: Variant) -> dict[str, Tensor]:
+    results = run(subject, direction, tuple(variant.tensors(subject.op).values()))
+    return {name: result.clone() for name, result in results.items()}
+
+
+def _check_state(
+    subject: Subject, direction: Direction, variant: Variant, block: Any, plain: Callable[[], dict[str, Tensor]]
+) -> None:
+    expected, args = plain(), tuple(variant.tensors(subject.op).values())
     with block():
-        _same(run(subject, direction, args), plain, "the call has them in this state of the process")
+        _same(run(subject, direction, args), expected, "the call has them in this state of the process")
 
 
 def run(subject: Subject, direction: Direction, args: Sequence[Any]) -> dict[str, Tensor]:

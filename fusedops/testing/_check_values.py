@@ -166,18 +166,22 @@ def _check_masked_rows(subject: Subject, direction: Direction, call: Call, mask:
         real[mask][..., ::3, :] = 1
     dead = real[mask].bool().cpu().all(-1)
     args = tuple(real.values())
-    if direction == "forward":
-        want = subject.expected_forward(args)
-        pairs = list(zip(subject.forward(args), want.outputs))
-        what = "a fully masked row"
-    else:
+    if direction == "backward":
         answer = subject.answer(args)
-        want = answer.want
-        pairs = [(gradient, want.gradients[name]) for name, gradient in subject.gradients(answer.inputs, args).items()]
-        what = "the gradient of a fully masked row"
-    for result, wanted in pairs:
-        _check_zeros(result, wanted, dead, what)
-    subject.assert_right(direction, args)
+        gradients = subject.gradients(answer.inputs, args)
+        for name, gradient in gradients.items():
+            _check_zeros(gradient, answer.want.gradients[name], dead, "the gradient of a fully masked row")
+        subject.assert_gradients(gradients, answer.want, args)
+        return
+    want, outputs = subject.expected_forward(args), subject.forward(args)
+    for output, wanted in zip(outputs, want.outputs):
+        _check_zeros(output, wanted, dead, "a fully masked row")
+    if op.evidence.pin_choice:
+        subject.assert_right(direction, args)
+        return
+    subject.assert_outputs(outputs, want, args)
+    if op.saved:
+        subject.assert_right(direction, args, saving=(True,))
 
 
 def _check_zeros(result: Tensor, wanted: Tensor, dead: Tensor, what: str) -> None:
