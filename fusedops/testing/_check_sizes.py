@@ -44,16 +44,18 @@ def sizes(subject: Subject, direction: Direction) -> Iterator[Trial]:
 def around(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield sizes beside 64, 128 and 256, and such lengths for the arguments that count rows or columns.
 
-    In a brief run every second one of each dim, and the others of the next dim.
+    In a brief run every second one of each dim, and the others of the next dim, without and with saved values in turn.
     """
     op, first = subject.op, subject.op.parameters[0]
     for base in subject.bases(direction)[:1]:
         for number, dim in enumerate(_dims(subject, base)):
             every = _AROUND if dim >= -2 else _OF_SCANS
-            for size in every[number % 2 :: 2] if subject.brief else every:
+            for at, size in enumerate(every[number % 2 :: 2] if subject.brief else every):
                 call = _sized(subject, base, first, dim, size)
                 if subject.takes(call, direction):
-                    yield Trial(f"{first} dim {dim} = {size}", partial(_check_call, subject, direction, call))
+                    saving = (bool(at % 2),) if subject.brief else (False, True)
+                    check = partial(_check_call, subject, direction, call, saving)
+                    yield Trial(f"{first} dim {dim} = {size}", check)
     for name in op.parameters:
         for value in _NUMBERS.get(op.types[name], ()):
             bases = subject.bases(direction)
@@ -113,8 +115,8 @@ def _check_in_one(subject: Subject, direction: Direction, call: Call) -> None:
     subject.assert_right(direction, tuple(real.values()))
 
 
-def _check_call(subject: Subject, direction: Direction, call: Call) -> None:
-    subject.assert_right(direction, tuple(tensors(subject.op, call).values()))
+def _check_call(subject: Subject, direction: Direction, call: Call, saving: Sequence[bool] = (False, True)) -> None:
+    subject.assert_right(direction, tuple(tensors(subject.op, call).values()), saving=saving)
 
 
 # ------------------------------------------------------------------------------------------------- large sizes
