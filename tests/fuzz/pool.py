@@ -67,6 +67,8 @@ def _bytes(tensor: Tensor) -> bytes:
 def known_calls(aims: Sequence[Target], others: Sequence[str], dice: random.Random, count: int) -> list[Known]:
     """Return ``count`` calls for each target that its backend takes, forward and, where it has a kernel, backward.
 
+    With the results of a backend that is slower than the target's none is compared: an interpreter is never selected.
+
     Args:
         aims: the targets.
         others: backends whose results are wanted besides those of the targets.
@@ -74,7 +76,6 @@ def known_calls(aims: Sequence[Target], others: Sequence[str], dice: random.Rand
         count: for each target.
     """
     calls: list[Known] = []
-    names = list(dict.fromkeys([*(aim.backend for aim in aims), *others]))
     for aim in aims:
         with_backward = _has_backward(aim)
         added = 0
@@ -85,7 +86,7 @@ def known_calls(aims: Sequence[Target], others: Sequence[str], dice: random.Rand
             if args is None:
                 continue
             known = Known(aim, args, {})
-            for name in names:
+            for name in dict.fromkeys((aim.backend, *aim.others, *others)):
                 if known.decision(name).backend == name:
                     known.bits[name] = known.run(name)
             taken = aim.backend in known.bits
