@@ -68,6 +68,7 @@ def test_a_wrong_number_is_found_and_its_program_is_small_and_shows_it(
     assert not re.search(r"expand|transpose|stack|view|requires_grad|set_policy|inference'", text), text
 
 
+@pytest.mark.slow
 def test_a_backend_without_fault_passes() -> None:
     done = fuzz(*PLANTED, "6")
     assert done.returncode == 0, done.stderr
