@@ -19,7 +19,8 @@ constexpr int64_t MOST = 64;  // threads, as Blocks have stretches
 
 struct Team {
   std::atomic<uint64_t> word{0};
-  std::atomic<bool> taken{false}, awake{false};  // awake: a step is running
+  std::atomic<bool> taken{false};
+  std::atomic<int64_t> awake{0};  // how many of its threads a step has
   ParallelBody body;
   void* context;
   int64_t threads;  // that were started
@@ -53,12 +54,13 @@ bool work() {
 
 constexpr int TURNS = 64;  // some 2 us: longer than what is between two calls
 
-void* serve(void*) {
+void* serve(void* number) {
+  const auto is_awake = [number] { return team.awake.load(std::memory_order_acquire) > (int64_t)number; };
   for (;;) {
     pthread_mutex_lock(&mutex);
-    while (!team.awake.load(std::memory_order_acquire)) pthread_cond_wait(&wake, &mutex);
+    while (!is_awake()) pthread_cond_wait(&wake, &mutex);
     pthread_mutex_unlock(&mutex);
-    while (team.awake.load(std::memory_order_acquire)) {
+    while (is_awake()) {
       bool found = work();
       for (int i = 0; i < TURNS && !found; i++) {
         relax();
@@ -74,7 +76,7 @@ void* serve(void*) {
 void forget() {
   team.word.store(0);
   team.taken.store(false);
-  team.awake.store(false);
+  team.awake.store(0);
   team.threads = 0;
   in_step = false;
   mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -89,7 +91,7 @@ bool start(int64_t threads) {
     pthread_attr_t detached;
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    const bool failed = pthread_create(&thread, &detached, serve, nullptr);
+    const bool failed = pthread_create(&thread, &detached, serve, (void*)team.threads);
     pthread_attr_destroy(&detached);
     if (failed) break;
   }
@@ -107,13 +109,14 @@ bool begin_team() {
   if (in_step || !get_num_threads) return false;
   get_num_threads(&threads);
   if (threads < 2 || team.taken.exchange(true, std::memory_order_acquire)) return false;
-  if (!start(threads < MOST ? threads - 1 : MOST - 1)) {
+  const int64_t others = (threads < MOST ? threads : MOST) - 1;
+  if (!start(others)) {
     team.taken.store(false, std::memory_order_release);
     return false;
   }
   in_step = true;
   pthread_mutex_lock(&mutex);
-  team.awake.store(true, std::memory_order_release);
+  team.awake.store(others, std::memory_order_release);
   pthread_cond_broadcast(&wake);
   pthread_mutex_unlock(&mutex);
 #endif
@@ -121,7 +124,7 @@ bool begin_team() {
 }
 
 void end_team() {
-  team.awake.store(false, std::memory_order_release);
+  team.awake.store(0, std::memory_order_release);
   in_step = false;
   team.taken.store(false, std::memory_order_release);
 }
