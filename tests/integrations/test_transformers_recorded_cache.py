@@ -107,6 +107,7 @@ def test_generate_resets_and_copies() -> None:
     cache = recorded_cache(model)
     assert torch.equal(model.generate(ids, past_key_values=cache, **options), want)
     assert cache.replayed == 17
+    assert repr(apply(model)) == repr(applied)
     other = copy.deepcopy(cache)
     other.crop(-8)
     again = {**options, "max_new_tokens": 6, "attention_mask": torch.ones(2, 26, dtype=torch.int64)}
