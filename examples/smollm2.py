@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         same += [draw(tokenizer, packed, prompt, options) for prompt in options.prompts]
     for prompt in options.prompts if options.cache else ():
         answer_of_codes(tokenizer, packed, prompt, options)
-    report_backends(packed, chat, options.tokens, recorded)
+    report_backends(packed, chat, options.tokens)
     if options.rounds:
         fused = copy.deepcopy(plain, {id(weight): weight for weight in plain.parameters()})  # it shares the weights
         apply(fused)
@@ -187,9 +187,9 @@ def answer_of_codes(tokenizer: Any, model: Any, prompt: str, options: argparse.N
     )
 
 
-def report_backends(fused: Any, chat: dict[str, Tensor], tokens: int, recorded: dict[str, Any]) -> None:
+def report_backends(fused: Any, chat: dict[str, Tensor], tokens: int) -> None:
     fusedops.reset_stats()
-    count = len(answer(fused, chat, tokens, **recorded))
+    count = len(answer(fused, chat, tokens))
     print(f"\nThe calls of an answer of {count} tokens")
     print(fusedops.stats())
 

@@ -98,7 +98,7 @@ def test_an_answer_of_keys_in_codes_begins_as_the_other_one(report: str) -> None
 
 
 def test_times_of_all_are_printed(report: str) -> None:
-    for name in ("transformers", "with fusedops", "packed"):
+    for name in ("transformers", "with fusedops", "packed", "recorded"):
         rate = re.search(rf"^  {name} +(\S+)  \(", report, re.MULTILINE)
         assert rate is not None, report
         assert float(rate[1]) > 0
