@@ -193,8 +193,8 @@ class RecordedCache(PackedCache):
             return self._record(decoder, own, kwargs, key)
         for name, tensor in recorded.inputs.items():
             tensor.copy_(kwargs[name])
-        for place in recorded.tokens:
-            place.set(layers[0].total)
+        for each in recorded.tokens:
+            each.set(layers[0].total)
         recorded.recording.run()
         if not self._is_compared:
             return self._compare(decoder, own, kwargs, recorded)
