@@ -44,7 +44,8 @@ def sizes(subject: Subject, direction: Direction) -> Iterator[Trial]:
 def around(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield sizes beside 64, 128 and 256, and such lengths for the arguments that count rows or columns.
 
-    In a brief run every second one of each dim, and the others of the next dim, without and with saved values in turn.
+    In a brief run every second one of each dim, and the others of the next dim, without and with saved values in turn;
+    and two of the lengths: 64, with as many on the other side of a window, and 256.
     """
     op, first = subject.op, subject.op.parameters[0]
     for base in subject.bases(direction)[:1]:
@@ -57,7 +58,8 @@ def around(subject: Subject, direction: Direction) -> Iterator[Trial]:
                     check = partial(_check_call, subject, direction, call, saving)
                     yield Trial(f"{first} dim {dim} = {size}", check)
     for name in op.parameters:
-        for value in _NUMBERS.get(op.types[name], ()):
+        values = _NUMBERS.get(op.types[name], ())
+        for value in values[1::3] if subject.brief else values:
             bases = subject.bases(direction)
             calls = [_counted(subject, base, name, value, lengthen) for lengthen in (True, False) for base in bases]
             call = next((call for call in calls if subject.takes(call, direction)), None)
