@@ -89,8 +89,9 @@ def _check_inside(
     args = tuple(tensors(subject.op, edge.call).values())
     if subject.brief and _largest(edge.call) > _COMPARED * subject.elements:
         run(subject, direction, args)
-    else:  # without and with saved values in turn: in "calls" both meet every value of an argument
-        subject.assert_right(direction, args, saving=(bool(len(right) % 2),))
+    else:  # in a brief run without and with saved values in turn: in "calls" both meet every value of an argument
+        saving = (bool(len(right) % 2),) if subject.brief else (False, True)
+        subject.assert_right(direction, args, saving=saving)
     right.append(known)
 
 
