@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -120,9 +121,21 @@ def test_generate_resets_and_copies() -> None:
     applied.remove()
 
 
+class Scaled(torch.nn.Module):
+    """A layer that multiplies by a number in a dict, as PEFT's do."""
+
+    def __init__(self, own: torch.nn.Module) -> None:
+        super().__init__()
+        self.own, self.of_adapters = own, {"scaling": 1.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.own(x) * self.of_adapters["scaling"]
+
+
 def changes(model: Any) -> dict[str, Callable[[], Any]]:
     layer = model.model.layers[0]
-    norm = layer.input_layernorm.weight
+    norm, square = layer.input_layernorm.weight, layer.self_attn.q_proj.weight
+    layer.mlp.down_proj = Scaled(layer.mlp.down_proj)
     return {
         "weights in place": lambda: norm.data.mul_(1.5),
         "weights of other memory": lambda: setattr(norm, "data", norm.data * 0.5),
@@ -130,6 +143,10 @@ def changes(model: Any) -> dict[str, Callable[[], Any]]:
             layer.mlp.up_proj, "weight", torch.nn.Parameter(layer.mlp.gate_proj.weight * 2)
         ),
         "another layer": lambda: setattr(layer.mlp, "down_proj", copy.deepcopy(model.model.layers[1].mlp.down_proj)),
+        "weights of other strides": lambda: setattr(square, "data", square.data.t()),
+        "an attribute": lambda: setattr(layer.self_attn, "scaling", 0.1),
+        "an attribute in a dict": lambda: layer.mlp.down_proj.of_adapters.update(scaling=0.5),
+        "a forward of an instance": lambda: setattr(layer.mlp, "forward", lambda x: x * 0.5),
         "a policy": lambda: fusedops.set_policy("eager"),
         "a mode": lambda: model.train(),
         "a hook": lambda: layer.register_forward_hook(lambda module, args, out: out * 0.5),
@@ -149,10 +166,11 @@ def test_a_change_is_seen(name: str, request: pytest.FixtureRequest) -> None:
         changed = copy.deepcopy(model)
         if own:
             unrecorded(cache)
+        every = changes(changed)
         logits = steps(changed, cache, ids[:, :20])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FusedOpsWarning)
-            changes(changed)[name]()
+            every[name]()
             logits += [changed(ids[:, at : at + 1], past_key_values=cache).logits for at in range(20, 40)]
         fusedops.set_policy()
         model.load_state_dict(state)
@@ -181,16 +199,109 @@ def test_what_asks_for_more_is_computed_by_the_model() -> None:
     assert cache.get_seq_length() == 30
 
 
+@torch.no_grad()
+def test_a_cache_is_of_one_model() -> None:
+    model, ids = model_of("Llama"), tokens(1, 24)
+    apply(model)
+    cache = recorded_cache(model)
+    other = copy.deepcopy(model)
+    other.model.norm.weight.mul_(2)
+    steps(model, cache, ids)
+    cache.reset()
+    assert all(map(torch.equal, steps(other, cache, ids), steps(other, unrecorded(recorded_cache(model)), ids)))
+
+
+def test_inference_mode_and_steps_without_it() -> None:
+    model, ids = model_of("Qwen3"), tokens(1, 60)
+    apply(model)
+    caches = recorded_cache(model), unrecorded(recorded_cache(model))
+    for part, mode in (
+        (ids[:, :20], torch.inference_mode),
+        (ids[:, 20:40], torch.no_grad),
+        (ids[:, 40:], torch.inference_mode),
+    ):
+        with mode():
+            got, want = (steps(model, cache, part, start=9 if part is ids[:, :20] else 1) for cache in caches)
+            assert all(map(torch.equal, got, want))
+    assert caches[0].replayed >= 60 - 20 - 2
+
+
+@torch.no_grad()
+def test_a_decoder_that_is_called_by_position() -> None:
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}
+    model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    apply(model)
+    cache, ids = recorded_cache(model), tokens(1, 30)
+    assert all(map(torch.equal, steps(model, cache, ids), steps(model, unrecorded(recorded_cache(model)), ids)))
+    assert cache.replayed == 30 - 9 - 2
+
+
+@torch.no_grad()
+def test_positions_that_a_model_takes_from_the_mask() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64, "vocab_size": 64}
+    model: Any = transformers.OPTForCausalLM(transformers.OPTConfig(**sizes, word_embed_proj_dim=32)).eval()
+    apply(model)
+    ids, mask = tokens(1, 20), torch.ones(1, 20, dtype=torch.int64)
+    mask[0, :3] = 0
+    results: list[list[Tensor]] = []
+    for cache in (recorded_cache(model), unrecorded(recorded_cache(model))):
+        parts = [slice(0, 9), *(slice(at, at + 1) for at in range(9, 20))]
+        options = [{"attention_mask": mask[:, : part.stop], "past_key_values": cache} for part in parts]
+        results.append([model(ids[:, part], **each).logits[:, -1] for part, each in zip(parts, options)])
+    assert all(map(torch.equal, *results))
+
+
+@torch.no_grad()
+def test_an_exception_between_two_layers() -> None:
+    model, ids = model_of("Llama"), tokens(1, 30)
+    apply(model)
+    results: list[list[Tensor]] = []
+    for cache in (recorded_cache(model), unrecorded(recorded_cache(model))):
+        steps(model, cache, ids[:, :14])
+        hook = model.model.layers[0].mlp.register_forward_hook(lambda *args: 1 / 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FusedOpsWarning)
+            with pytest.raises(ZeroDivisionError):
+                model(ids[:, 14:15], past_key_values=cache)
+        hook.remove()
+        results.append([model(ids[:, at : at + 1], past_key_values=cache).logits for at in range(15, 30)])
+    assert all(map(torch.equal, *results))
+
+
+@torch.no_grad()
+def test_a_model_that_changes_in_each_step_is_given_up() -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 10000.0}
+    options = {
+        "original_max_position_embeddings": 64,
+        "rope_parameters": {**rope, "original_max_position_embeddings": 64},
+    }
+    model, ids = model_of("Phi3", **options), tokens(1, 40)
+    apply(model)
+    cache = recorded_cache(model)
+    with pytest.warns(FusedOpsWarning, match="are others in each step") as seen:
+        got = steps(model, cache, ids)
+    assert len(seen) == 1
+    assert all(map(torch.equal, got, steps(model, unrecorded(recorded_cache(model)), ids)))
+
+
+@torch.no_grad()
+def test_values_that_are_changed_after_they_are_stored_are_refused() -> None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    model = transformers.DiffLlamaForCausalLM(transformers.DiffLlamaConfig(**sizes, vocab_size=64)).eval()
+    model.set_attn_implementation("fusedops")
+    with pytest.raises(InvalidInputError, match="values that the model changes after it has stored them"):
+        model(tokens(1, 4), past_key_values=recorded_cache(model))
+
+
 class OfPython(torch.nn.Module):
     """A layer's MLP that multiplies by a number of Python, from the values or from the step."""
 
     def __init__(self, own: Any, reads: bool) -> None:
         super().__init__()
-        self.own, self.reads, self.calls = own, reads, 0
+        self.own, self.reads, self.calls = own, reads, itertools.count(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.own(x) * (x.abs().max().item() if self.reads else 1 / self.calls)
+        return self.own(x) * (x.abs().max().item() if self.reads else 1 / next(self.calls))
 
 
 @pytest.mark.parametrize(("reads", "reason"), [(True, "reads the values of a tensor"), (False, "numbers of Python")])

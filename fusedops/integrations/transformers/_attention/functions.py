@@ -83,7 +83,7 @@ def attention_forward(
         reason = _reason_for_softmax(attention_mask, dropout, {"output_attentions": probabilities, **kwargs})
         if is_causal is False or any(kwargs.get(name) is not None for name in ("indices", "block_indices")):
             reason = "keys that are chosen" if is_causal is not False else "is_causal = False"
-        out = of_packed_cache(query, key, scaling, attention_mask, reason, kwargs.get("s_aux"))
+        out = of_packed_cache(query, key, value, scaling, attention_mask, reason, kwargs.get("s_aux"))
         if out is not None:
             return out, None
         key = key.added[0]  # of a prompt, as they are

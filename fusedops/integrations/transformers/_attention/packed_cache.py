@@ -70,7 +70,8 @@ def layers_of(caller: str, model: Any, dtype: torch.dtype | None) -> tuple[list[
     if given != "fusedops":
         raise InvalidInputError(
             f"{caller}: got a model with attention implementation {given!r}, expected 'fusedops', which reads the "
-            "cache where it lies; to fix: call apply(model), or model.set_attn_implementation('fusedops')"
+            "cache where it lies; to fix: call apply(model), or model.set_attn_implementation('fusedops'); where apply "
+            "leaves the attention, use the cache that generate makes"
         )
     layers: Any = cache_utils
     kinds, options = layers.get_layer_types_and_kwargs(config)
@@ -108,13 +109,14 @@ class PackedKeys(Tensor):
 
     layer: PackedLayer
     added: tuple[Tensor, Tensor]  # new keys and values
+    is_written: bool
 
     @staticmethod
     def __new__(cls: type[PackedKeys], layer: PackedLayer, keys: Tensor, values: Tensor) -> PackedKeys:
         """Make the keys of a layer and new ones."""
         shape = (*keys.shape[:2], layer.get_mask_sizes(keys.shape[2])[0], keys.shape[3])
         made: PackedKeys = wrapper_subclass(cls, keys.dtype, keys.device, shape)
-        made.layer, made.added = layer, (keys, values)
+        made.layer, made.added, made.is_written = layer, (keys, values), False
         return made
 
     __torch_function__ = disabled_torch_function
@@ -244,11 +246,13 @@ class PackedLayer(CacheLayerMixin):
         if [(*each.shape, each.dtype) for each in self.codes] == wanted:
             return
         self.capacity, self.moves = 0, self.moves + 1
-        self.codes = tuple(
-            each.new_empty((batch, heads, 0, each.shape[3]), dtype=dtype) for each in (key_states, value_states)
-        )
-        if self.dtype is not None:
-            self.scales = tuple(torch.empty(batch, heads, 0, device=self.device) for _ in self.codes)
+        with torch.inference_mode(False):  # written in other modes too
+            self.codes = tuple(
+                torch.empty(batch, heads, 0, each.shape[3], dtype=dtype, device=self.device)
+                for each in (key_states, value_states)
+            )
+            if self.dtype is not None:
+                self.scales = tuple(torch.empty(batch, heads, 0, device=self.device) for _ in self.codes)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the keys for the attention function, and the new values as they are."""
@@ -271,9 +275,14 @@ class PackedLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last ``-tokens_to_remove`` tokens of each row."""
+        if tokens_to_remove > 0:
+            raise InvalidInputError(
+                f"cache.crop: got {tokens_to_remove}, expected a number of tokens to remove, at most 0; to fix: pass "
+                f"{-tokens_to_remove} to remove {tokens_to_remove} tokens"
+            )
         if self.window is not None and tokens_to_remove:
             raise _unsupported("a call of crop", "a layer with a window drops the tokens before it")
-        self.total = max(self.total - abs(tokens_to_remove), 0)
+        self.total = max(self.total + tokens_to_remove, 0)
 
     def offload(self) -> None:
         """Refuse."""
@@ -357,14 +366,16 @@ class PackedLayer(CacheLayerMixin):
         self.dropped += drop
 
     def _moved(self, old: Tensor, drop: int, kept: int) -> Tensor:
-        new = old.new_empty((*old.shape[:2], self.capacity, old.shape[3]))
-        new[:, :, :kept] = old[:, :, drop : drop + kept]
+        with torch.inference_mode(False), torch.no_grad():
+            new = old.new_empty((*old.shape[:2], self.capacity, old.shape[3]))
+            new[:, :, :kept] = old[:, :, drop : drop + kept]
         return new
 
 
 def of_packed_cache(
     query: Tensor,
     keys: PackedKeys,
+    values: Tensor,
     scaling: float | None,
     mask: Tensor | None,
     reason: str | None,
@@ -375,6 +386,7 @@ def of_packed_cache(
     Args:
         query: (B, N, Sq, D).
         keys: of the layer.
+        values: the new ones, as the layer returned them.
         scaling: of the scores.
         mask: True where a key is seen, or None.
         reason: what paged_attention has no parameter for, or None.
@@ -383,6 +395,9 @@ def of_packed_cache(
     layer, queries = keys.layer, query.shape[2]
     if reason is not None:
         raise _refused(reason)
+    if values is not keys.added[1] or keys.is_written:
+        raise _refused("values that the model changes after it has stored them, or reads twice")
+    keys.is_written = True
     if not layer.total:
         layer.begin(mask, queries)
         layer.write(*keys.added)
@@ -407,8 +422,9 @@ def of_packed_cache(
 
 def _refused(reason: str) -> InvalidInputError:
     return InvalidInputError(
-        f'attention implementation "fusedops": got keys of a quantized cache with {reason}, expected causal attention '
-        "with nothing but windows, sinks and padding on the left; to fix: use the cache that generate makes"
+        f'attention implementation "fusedops": got keys of a quantized or recorded cache with {reason}, expected '
+        "causal attention with nothing but windows, sinks and padding on the left; to fix: use the cache that generate "
+        "makes"
     )
 
 

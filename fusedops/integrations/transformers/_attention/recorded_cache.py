@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Collection
 from functools import cache
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,15 +21,19 @@ from torch.nn.modules import module as modules_of_torch
 
 from fusedops._dispatch.recording import Recorder, Recording
 from fusedops._policy import context
+from fusedops._report.user_frame import user_stack_level
 from fusedops._torch import TENSOR_TYPES, autocasts, dispatch_modes, is_traced
 from fusedops.dtypes import CODES
 from fusedops.errors import FusedOpsWarning, InvalidInputError
-from fusedops.integrations._replacement import SETTINGS, Replacement, own_class, replace, replacement_of
+from fusedops.integrations._replacement import Replacement, own_class, replace, replacement_of
 from fusedops.integrations._trial.source import home_of
 from fusedops.integrations.transformers._attention.packed_cache import PackedCache, Step, layers_of
 
 _CACHE, _MASK, _POSITIONS = "past_key_values", "attention_mask", "position_ids"
+_TENSORS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_OF_TORCH = {*vars(Module())}  # attributes that every module has
+_IN_VAIN = 3  # recordings one after another that no step ran from
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _CAPTURING = "transformers.utils.output_capturing"  # its hooks stay, and do nothing unless their outputs are asked for
 
@@ -39,8 +44,9 @@ def recorded_cache(model: Any, dtype: torch.dtype | None = None) -> RecordedCach
     The first step of one token is recorded, the second compared bit for bit, and further ones are the recorded calls
     alone, one after another, by threads that stay awake between them. The tokens are those of the model's own forward.
     A step is computed by the model itself where something else is asked for, such as hidden states or gradients; after
-    a change of weights, adapters, hooks or policy, and where the cache has grown, it is recorded again. A cache serves
-    one batch; after ``cache.reset()``, which keeps the memory and the recording, another one.
+    a change of weights, adapters, attributes of modules or policy, and where the cache has grown, it is recorded again.
+    A cache serves one batch of one model; after ``cache.reset()``, which keeps the memory and the recording, another
+    one. With a new cache an answer of fewer than some 20 tokens takes longer, by the first two steps.
 
     ``cache.replayed`` counts the steps that ran from a recording. Where a model cannot be recorded, a
     FusedOpsWarning has the reason, once, and ``cache.reason`` keeps it.
@@ -94,10 +100,12 @@ class _ByCache(Replacement):
         return ()
 
     def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get(_CACHE)
-        if args or not isinstance(cache, RecordedCache):
-            return own_class(module).forward(module, *args, **kwargs)
-        return cache.forward(module, kwargs)
+        own = own_class(module).forward
+        given = {**dict(zip(_parameters_of(own), args)), **kwargs} if args else kwargs
+        cache = given.get(_CACHE)
+        if isinstance(cache, RecordedCache) and len(given) == len(args) + len(kwargs):
+            return cache.forward(module, given)
+        return own(module, *args, **kwargs)
 
 
 class _Recorded(NamedTuple):
@@ -157,7 +165,7 @@ class RecordedCache(PackedCache):
         super().__init__(layers, shared)
         self.replayed, self.reason = 0, ""
         self._recorded: _Recorded | None = None
-        self._is_compared = False
+        self._is_compared, self._in_vain = False, 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has: the tokens, and no recorded step."""
@@ -173,9 +181,9 @@ class RecordedCache(PackedCache):
         self.reason, self._recorded = reason, None
         warnings.warn(
             f"recorded_cache: got {own_class(decoder).__name__}, expected steps that can be recorded: {reason}; to "
-            "fix: nothing need be done, its own forward computes each step",
+            "fix: use the cache that generate makes, or go on: its own forward computes each step",
             FusedOpsWarning,
-            stacklevel=2,
+            stacklevel=user_stack_level("transformers"),
         )
 
     def forward(self, decoder: Any, kwargs: dict[str, Any]) -> Any:
@@ -186,18 +194,24 @@ class RecordedCache(PackedCache):
         layers: list[Any] = self.layers
         for layer in layers:
             layer.make_room(1)
-        if _takes_positions(own) and kwargs.get(_POSITIONS) is None:
-            kwargs = {**kwargs, _POSITIONS: torch.full_like(kwargs["input_ids"], layers[0].total)}
-        recorded, key = self._recorded, self._key()
-        if recorded is None or recorded.key != key or not _fits(recorded, kwargs) or recorded.seen.has_changed():
-            return self._record(decoder, own, kwargs, key)
-        for name, tensor in recorded.inputs.items():
-            tensor.copy_(kwargs[name])
-        for each in recorded.tokens:
-            each.set(layers[0].total)
-        recorded.recording.run()
+        if _POSITIONS in _parameters_of(own) and kwargs.get(_POSITIONS) is None:
+            positions = torch.full((len(layers[0].padding), 1), layers[0].total)
+            kwargs = {**kwargs, _POSITIONS: positions}
+        recorded = self._recorded
+        # in inference mode torch's dispatcher does not see each call, and tensors have no versions
+        with torch.inference_mode(False), torch.no_grad():
+            key = self._key()
+            again = recorded is None or recorded.key != key or not _fits(recorded, kwargs)
+            if recorded is None or again or recorded.seen.has_changed(decoder):
+                return self._record(decoder, own, kwargs, key)
+            for name, tensor in recorded.inputs.items():
+                tensor.copy_(kwargs[name])
+            for each in recorded.tokens:
+                each.set(layers[0].total)
+            recorded.recording.run()
         if not self._is_compared:
             return self._compare(decoder, own, kwargs, recorded)
+        self._in_vain = 0
         self.replayed += 1
         for layer in layers:
             layer.total += 1
@@ -207,15 +221,18 @@ class RecordedCache(PackedCache):
         """Return True for a step of one token for each sequence that asks for nothing but its hidden states."""
         layers: list[Any] = self.layers
         ids, total = kwargs.get("input_ids"), layers[0].total
-        if ids is None or not total or tuple(ids.shape) != (len(layers[0].padding), 1) or decoder.training:
+        ids = kwargs.get("inputs_embeds") if ids is None else ids
+        if ids is None or not total or tuple(ids.shape[:2]) != (len(layers[0].padding), 1) or decoder.training:
+            return False
+        if {layer.total for layer in layers} != {total}:  # an exception between two layers
             return False
         if any(name.startswith("output_") and value for name, value in kwargs.items()):
             return False
         if torch.is_grad_enabled() or is_traced() or dispatch_modes() or context.watching or autocasts("cpu"):
             return False
-        mask = kwargs.get(_MASK)
-        if mask is None:
-            return not any(layers[0].padding)
+        mask, is_padded = kwargs.get(_MASK), any(layers[0].padding)
+        if mask is None or (is_padded and kwargs.get(_POSITIONS) is None):  # a model may take these from the mask
+            return not is_padded
         if mask.dim() != 2 or mask.shape[1] != total + 1:
             return False
         columns = torch.arange(total + 1)
@@ -224,10 +241,14 @@ class RecordedCache(PackedCache):
     def _key(self) -> tuple[Any, ...]:
         layers: list[Any] = self.layers
         memory = tuple([(layer.moves, layer.dropped) for layer in layers])
-        return memory, *layers[0].padding, torch.is_inference_mode_enabled()
+        return memory, *layers[0].padding
 
     def _record(self, decoder: Any, own: Any, kwargs: dict[str, Any], key: tuple[Any, ...]) -> Any:
         """Compute a step, and record it."""
+        self._in_vain += 1
+        if self._in_vain > _IN_VAIN:
+            self.give_up(decoder, "its weights, attributes or arguments are others in each step")
+            return own(decoder, **kwargs)
         layers: list[Any] = self.layers
         seen = _Seen(decoder)
         inputs = {name: x.clone() for name, x in kwargs.items() if isinstance(x, Tensor) and name != _MASK}
@@ -285,8 +306,9 @@ def _fits(recorded: _Recorded, kwargs: dict[str, Any]) -> bool:
 
 
 @cache
-def _takes_positions(forward: Any) -> bool:
-    return _POSITIONS in inspect.signature(forward).parameters
+def _parameters_of(forward: Any) -> tuple[str, ...]:
+    """Return the parameters of a forward after the module."""
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def _equals(a: Any, b: Any) -> bool:
@@ -297,49 +319,70 @@ class _Seen:
     """State that a recorded step depends on besides its inputs and the cache: how the modules were, to be compared.
 
     Attributes:
+        decoder: whose step it is.
         reason: why the modules cannot be recorded, or an empty text.
     """
 
     def __init__(self, decoder: Any) -> None:
-        self.reason = ""
-        self._config, self._policy = decoder.config, context.active_policy()
+        self.decoder, self.reason = decoder, ""
+        self._policy = context.active_policy()
         self._modules: list[Module] = [*decoder.modules()]
-        states: list[dict[str, Any]] = [each.__dict__ for each in self._modules]
-        self._named: list[tuple[dict[str, Any], str]] = [
-            (named, name)
-            for state in states
-            for named in (state["_parameters"], state["_buffers"], state["_modules"], state)
-            for name in ((SETTINGS,) if named is state else named)
-        ]
-        self._children: list[dict[str, Any]] = [state["_modules"] for state in states]
-        self._values = self._named_now()
-        self._weights = [each for each in self._values if isinstance(each, Tensor)]
+        self._states: list[dict[str, Any]] = [each.__dict__ for each in self._modules]
+        self._contents: list[Collection[Any]] = [vars(decoder.config)]
+        for state in self._states:
+            self._contents += [state[name] for name in _TENSORS]
+            own = (value for name, value in state.items() if name not in _OF_TORCH)
+            self._contents += [value for value in own if isinstance(value, (dict, list, set))]
+        self._getters = [itemgetter(*state) for state in self._states]
+        self._values = self._values_now()
+        self._items = self._items_now()
+        self._weights = [each for each in self._items if isinstance(each, Tensor)]
         if any(type(each) not in TENSOR_TYPES or not each.is_cpu for each in self._weights):
             self.reason = "a weight or buffer is no plain tensor on a CPU"
         self._counted = [each for each in self._weights if not each.is_inference()]  # others have no version
         self._hooks: list[dict[int, Any]] = [getattr(modules_of_torch, name) for name in _GLOBAL_HOOKS]
-        self._hooks += [state[name] for state in states[1:] for name in _HOOKS]
+        self._hooks += [state[name] for state in self._states[1:] for name in _HOOKS]
         if any(home_of(hook) != _CAPTURING for each in self._hooks for hook in each.values()):
             self.reason = self.reason or "it has hooks"
         self._before = None if self.reason else self._now()
 
-    def has_changed(self) -> bool:
-        """Return True where something differs."""
-        if self._config._attn_implementation != "fusedops" or context.active_policy() is not self._policy:
+    def has_changed(self, decoder: Any) -> bool:
+        """Return True where something differs, or for another decoder."""
+        if decoder is not self.decoder or context.active_policy() is not self._policy:
             return True
-        return not all(map(is_, self._named_now(), self._values)) or self._now() != self._before
+        try:
+            values, items = self._values_now(), self._items_now()
+        except KeyError:  # an attribute is gone
+            return True
+        return not (_are_same(values, self._values) and _are_same(items, self._items) and self._now() == self._before)
 
-    def _named_now(self) -> list[Any]:
-        """Return the weights, buffers, children and replacements of all modules."""
-        return [named.get(name) for named, name in self._named]
+    def _values_now(self) -> list[Any]:
+        """Return the attributes of all modules."""
+        return [value for get, state in zip(self._getters, self._states) for value in get(state)]
+
+    def _items_now(self) -> list[Any]:
+        """Return the weights, buffers and children of all modules, and what is in dicts and lists of their own."""
+        return [item for each in self._contents for item in _items_of(each)]
 
     def _now(self) -> tuple[list[Any], ...]:
-        """Return what is compared by value: memory and versions of weights; classes, modes, sizes and hooks."""
+        """Return what is compared by value: memory, form and versions of weights, classes, sizes and hooks."""
         return (
             [each.data_ptr() for each in self._weights],
+            [each.stride() for each in self._weights],
             [each._version for each in self._counted],
             [type(each) for each in self._modules],
-            [each.training for each in self._modules],
-            [len(each) for each in self._children],
+            [*map(len, self._states), *map(len, self._contents)],
             [id(hook) for each in self._hooks if each for hook in each.values()],
         )
+
+
+def _items_of(values: Any) -> Collection[Any]:
+    """Return what is in a dict, list or set."""
+    return cast("dict[Any, Any]", values).values() if isinstance(values, dict) else values
+
+
+def _are_same(values: list[Any], before: list[Any]) -> bool:
+    """Return True where values are the same objects, or equal numbers or texts."""
+    if len(values) != len(before):
+        return False
+    return all(map(is_, values, before)) or all(a is b or _equals(a, b) for a, b in zip(values, before))
