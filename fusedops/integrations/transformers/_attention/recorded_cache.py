@@ -33,6 +33,7 @@ _CACHE, _MASK, _POSITIONS = "past_key_values", "attention_mask", "position_ids"
 _TENSORS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _OF_TORCH = {*vars(Module())}  # attributes that every module has
+_COMPARED = ("training", "_parameters")  # of these; the others are looked into
 _IN_VAIN = 3  # recordings one after another that no step ran from
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _CAPTURING = "transformers.utils.output_capturing"  # its hooks stay, and do nothing unless their outputs are asked for
@@ -333,7 +334,9 @@ class _Seen:
             self._contents += [state[name] for name in _TENSORS]
             own = (value for name, value in state.items() if name not in _OF_TORCH)
             self._contents += [value for value in own if isinstance(value, (dict, list, set))]
-        self._getters = [itemgetter(*state) for state in self._states]
+        self._dicts: list[dict[str, Any]] = [each for each in self._contents if each and isinstance(each, dict)]
+        self._lists = [each for each in self._contents if each and not isinstance(each, dict)]
+        self._getters = [itemgetter(*_COMPARED, *(state.keys() - _OF_TORCH)) for state in self._states]
         self._values = self._values_now()
         self._items = self._items_now()
         self._weights = [each for each in self._items if isinstance(each, Tensor)]
@@ -362,7 +365,8 @@ class _Seen:
 
     def _items_now(self) -> list[Any]:
         """Return the weights, buffers and children of all modules, and what is in dicts and lists of their own."""
-        return [item for each in self._contents for item in _items_of(each)]
+        items = [item for each in self._dicts for item in each.values()]
+        return items + [item for each in self._lists for item in each]
 
     def _now(self) -> tuple[list[Any], ...]:
         """Return what is compared by value: memory, form and versions of weights, classes, sizes and hooks."""
@@ -374,11 +378,6 @@ class _Seen:
             [*map(len, self._states), *map(len, self._contents)],
             [id(hook) for each in self._hooks if each for hook in each.values()],
         )
-
-
-def _items_of(values: Any) -> Collection[Any]:
-    """Return what is in a dict, list or set."""
-    return cast("dict[Any, Any]", values).values() if isinstance(values, dict) else values
 
 
 def _are_same(values: list[Any], before: list[Any]) -> bool:
