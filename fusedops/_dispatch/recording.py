@@ -106,12 +106,11 @@ class Recorder(TorchDispatchMode):
         args = impl.complete_arguments(args)
         kernel = select(plan_for(op, args[0], kwargs.get("backend")), args)
         given = (*args, False) if op.saved else args
-        record = kernel.record
-        results, call = (kernel.call(*given), None) if record is None else record(kernel.kernel.function, *given)
+        record, run = kernel.record, kernel.counted()
+        results, call = (run(*given), None) if record is None else record(kernel.kernel.function, *given)
         call = call or partial(_copied, results, kernel.call, given, {})
         if (served := registry.find(kernel.backend)) and served.backend:
             self._functions.update(served.backend.records)
-        next(kernel.count)
         self._counts.append(kernel.count)
         self._calls.append(call)
         self._kept.append((given, results))
