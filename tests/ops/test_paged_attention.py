@@ -91,10 +91,12 @@ def test_keys_in_pages_are_those_of_varlen_attention_and_nothing_else_is_read(
 
 @BACKENDS
 @pytest.mark.parametrize(("dtype", "scales"), [(torch.float32, ""), (torch.int8, "head")])
-def test_bits_do_not_depend_on_the_size_of_the_pages_nor_on_the_other_sequences(
+def test_bits_do_not_depend_on_the_pages_nor_on_the_order_of_heads_in_memory_nor_on_the_other_sequences(
     backend: str, dtype: torch.dtype, scales: str
 ) -> None:
-    whole = [Paged(size, dtype, scales).call(backend=backend, causal="lower_right") for size in (1, 16, 50)]
+    several = [Paged(size, dtype, scales) for size in (1, 16, 50, 50)]
+    several[-1].caches = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in several[-1].caches]
+    whole = [each.call(backend=backend, causal="lower_right") for each in several]
     assert all(torch.equal(a, b) for each in whole[1:] for a, b in zip(whole[0], each))
     paged = Paged(16, dtype, scales)
     k_scale, v_scale = paged.scales

@@ -81,24 +81,26 @@ void run_blocks(int64_t blocks, F f) {
   run_blocks(blocks, workers_for(blocks), [f](int64_t block, int64_t) { f(block); });
 }
 
+// Memory that begins with a cache line: of vectors elsewhere, every second one would be in two lines.
 template <class T>
 class Buffer {
  public:
-  explicit Buffer(int64_t count) : data_(count > 0 ? (T*)malloc(count * sizeof(T)) : nullptr) {}
+  explicit Buffer(int64_t count) : memory_(count > 0 ? malloc(count * sizeof(T) + LINE) : nullptr) {}
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { free(data_); }
-  T* data() const { return data_; }
+  ~Buffer() { free(memory_); }
+  T* data() const { return memory_ ? (T*)((uintptr_t(memory_) + LINE) / LINE * LINE) : nullptr; }
 
  private:
-  T* data_;
+  static constexpr uintptr_t LINE = 64;
+  void* memory_;
 };
 using FloatBuffer = Buffer<float>;
 
-// One buffer for each worker, with malloc's alignment, so that a part of it may be of int64 or of pointers.
+// One buffer for each worker, of which a part may be of int64 or of pointers.
 class Scratch {
  public:
-  Scratch(int64_t workers, int64_t floats) : floats_((floats + 3) / 4 * 4), buffer_(workers * floats_) {}
+  Scratch(int64_t workers, int64_t floats) : floats_(round_up(floats, 16)), buffer_(workers * floats_) {}
   bool failed() const { return !buffer_.data(); }
   float* of(int64_t worker) const { return buffer_.data() + worker * floats_; }
 

@@ -16,12 +16,19 @@ struct Strided {
     INLINE Rows from(int64_t i) const { return {first + i * stride, stride}; }
   };
   struct Part {
-    Rows keys, values;
+    const Strided& of;
+    const AttentionRows& rows;
+    const int64_t pair, start;
     Part(const Strided& of, const AttentionRows& rows, int64_t pair, int64_t start, int64_t)
-        : keys(Rows{of.k + rows.key_offset(pair), rows.call.k_position}.from(start)),
-          values(Rows{of.v + rows.value_offset(pair), rows.call.v_position}.from(start)) {}
-    void scale_scores(float*, int64_t) const {}
-    void scale_weights(float*, int64_t) const {}
+        : of(of), rows(rows), pair(pair), start(start) {}
+    Rows keys(int64_t head) const {
+      return Rows{of.k + rows.key_offset(pair * rows.together + head), rows.call.k_position}.from(start);
+    }
+    Rows values(int64_t head) const {
+      return Rows{of.v + rows.value_offset(pair * rows.together + head), rows.call.v_position}.from(start);
+    }
+    void scale_scores(int64_t, float*, int64_t, int64_t) const {}
+    void scale_weights(int64_t, float*, int64_t, int64_t) const {}
   };
   const T *k, *v;
 };

@@ -1,7 +1,8 @@
 // What the functions of attention share: which keys a row sees, and what it has of them.
 //
 // A row is one query of one head. The rows of a pair, which is a batch and a key head, are all query heads of the first
-// query, then those of the second one. The keys are cut into parts of PART from the first one on.
+// query, then those of the second one; a pair of some key heads together has the rows of each one after those of the
+// one before. The keys are cut into parts of PART from the first one on.
 #pragma once
 
 #include <algorithm>
@@ -69,30 +70,37 @@ struct Place {
 
 class AttentionRows {
  public:
-  AttentionRows(const AttentionSizes& call, const uint8_t* mask)
+  AttentionRows(const AttentionSizes& call, const uint8_t* mask, int64_t together = 1)
       : call(call),
+        together(together),
         group(call.heads / call.key_heads),
-        rows(group * call.queries),
+        rows_of_head(group * call.queries),
+        rows(rows_of_head * together),
+        pairs(call.batch * call.key_heads / together),
         parts(divide_up(call.keys, PART)),
         scale(to_float(call.scale)),
         is_banded(call.low > -call.queries || call.high < call.keys - 1),
         mask_(mask),
-        one_mask_(mask && !call.mask_query && (!call.mask_head || group == 1)) {}
+        one_mask_(mask && !call.mask_query && (!call.mask_head || group * together == 1)) {}
 
   Place place(int64_t pair, int64_t row) const {
-    return {pair / call.key_heads, pair % call.key_heads * group + row % group, row / group};
+    const int64_t key_head = pair * together + row / rows_of_head, of_head = row % rows_of_head;
+    return {key_head / call.key_heads, key_head % call.key_heads * group + of_head % group, of_head / group};
   }
-  int64_t key_offset(int64_t pair) const {
-    return pair / call.key_heads * call.k_batch + pair % call.key_heads * call.k_head;
+  // Of a key head of all batches, which is a pair where it is alone.
+  int64_t key_offset(int64_t head) const {
+    return head / call.key_heads * call.k_batch + head % call.key_heads * call.k_head;
   }
-  int64_t value_offset(int64_t pair) const {
-    return pair / call.key_heads * call.v_batch + pair % call.key_heads * call.v_head;
+  int64_t value_offset(int64_t head) const {
+    return head / call.key_heads * call.v_batch + head % call.key_heads * call.v_head;
   }
 
   // The keys that some of the rows [first, last] may see by their positions, and by a mask that all rows share.
   Seen seen(int64_t first, int64_t last, Seen of_mask) const {
-    const Seen by_place{first / group + call.low, last / group + call.high + 1};
-    return both(by_place, of_mask);
+    const bool of_one_head = first / rows_of_head == last / rows_of_head;
+    const int64_t low = of_one_head ? first % rows_of_head / group : 0;
+    const int64_t high = of_one_head ? last % rows_of_head / group : call.queries - 1;
+    return both({low + call.low, high + call.high + 1}, of_mask);
   }
   Seen seen(int64_t row, Seen of_mask) const { return seen(row, row, of_mask); }
 
@@ -142,7 +150,7 @@ class AttentionRows {
   }
 
   const AttentionSizes& call;
-  const int64_t group, rows, parts;
+  const int64_t together, group, rows_of_head, rows, pairs, parts;
   const float scale;
   const bool is_banded;  // a position may hide a key
 
@@ -166,7 +174,7 @@ Status run_pass(const Pass& pass, int64_t block, int64_t threads, bool by_parts)
   const Pass* a = &pass;
   const AttentionRows& layout = pass.layout();
   const int64_t rows = layout.rows, parts = layout.parts, room = pass.room(), blocks = divide_up(rows, block);
-  const int64_t items = layout.call.batch * layout.call.key_heads * blocks;
+  const int64_t items = layout.pairs * blocks;
   const int64_t steps = by_parts ? parts : 1, work = items * steps;
   const int64_t kept = block * room, floats = pass.floats(block), workers = std::min(threads, work);
   const Scratch scratch(workers, floats + kept);

@@ -18,54 +18,53 @@ struct Scales {
   int64_t page, token, head;
 };
 
+// Multiplies each of some rows of n numbers, PART apart, by the scales at `offset`.
+NOINLINE void multiply_rows(float* to, int64_t rows, const float* const* scales, int64_t offset, int64_t n) {
+  float of_head[PART + LANES];
+  for (int64_t i = 0; i < n; i++) of_head[i] = scales[i][offset];
+  for (int64_t row = 0; row < rows; row++)
+    each(n, [=, to = to + row * PART, from = of_head](int64_t i, auto lanes) {
+      store(to + i, load(to + i, lanes) * load(from + i, lanes), lanes);
+    });
+}
+
 template <class T>
 struct Paged {
   using Key = T;
   struct Rows {
     const T* const* each;
-    INLINE const T* operator[](int64_t i) const { return each[i]; }
-    INLINE Rows from(int64_t i) const { return {each + i}; }
+    int64_t offset = 0;
+    INLINE const T* operator[](int64_t i) const { return each[i] + offset; }
+    INLINE Rows from(int64_t i) const { return {each + i, offset}; }
   };
   struct Part {
-    const T *of_keys[PART], *of_values[PART];
-    float key_scales[PART + LANES], value_scales[PART + LANES];
-    Rows keys{of_keys}, values{of_values};
-    const bool has_scales;
+    const Paged& of;
+    const int64_t first_head;
+    const T *of_keys[PART], *of_values[PART];  // of head 0
+    const float *key_scales[PART], *value_scales[PART];
 
     Part(const Paged& of, const AttentionRows& rows, int64_t pair, int64_t start, int64_t n)
-        : has_scales(of.k_scale.first) {
+        : of(of), first_head(pair * rows.together % rows.call.key_heads) {
       const PagedAttention& call = of.call;
-      const int64_t head = pair % rows.call.key_heads;
       int64_t place = start / call.page, token = start % call.page;
       for (int64_t i = 0; i < n; i++) {
         const int64_t page = of.table[place];
-        of_keys[i] = (const T*)call.k + page * call.k_page + token * call.k_token + head * call.k_head;
-        of_values[i] = (const T*)call.v + page * call.v_page + token * call.v_token + head * call.v_head;
-        if (has_scales) {
-          key_scales[i] = at(of.k_scale, page, token, head);
-          value_scales[i] = at(of.v_scale, page, token, head);
+        of_keys[i] = (const T*)call.k + page * call.k_page + token * call.k_token;
+        of_values[i] = (const T*)call.v + page * call.v_page + token * call.v_token;
+        if (of.k_scale.first) {
+          key_scales[i] = of.k_scale.first + page * of.k_scale.page + token * of.k_scale.token;
+          value_scales[i] = of.v_scale.first + page * of.v_scale.page + token * of.v_scale.token;
         }
         if (++token == call.page) place++, token = 0;
       }
-      // the next token of a head is further than the processor reads ahead
-      if (call.k_token != rows.call.size)
-        for (int64_t i = 0; i < n; i++) prefetch(of_keys[i], rows.call.size);
-      if (call.v_token != rows.call.value_size)
-        for (int64_t i = 0; i < n; i++) prefetch(of_values[i], rows.call.value_size);
     }
-    void scale_scores(float* scores, int64_t n) const { scale(scores, key_scales, n); }
-    void scale_weights(float* weights, int64_t n) const { scale(weights, value_scales, n); }
-
-   private:
-    static INLINE void prefetch(const T* row, int64_t size) {
-      for (int64_t at = 0; at < size; at += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + at);
+    Rows keys(int64_t head) const { return {of_keys, (first_head + head) * of.call.k_head}; }
+    Rows values(int64_t head) const { return {of_values, (first_head + head) * of.call.v_head}; }
+    void scale_scores(int64_t head, float* scores, int64_t rows, int64_t n) const {
+      if (of.k_scale.first) multiply_rows(scores, rows, key_scales, (first_head + head) * of.k_scale.head, n);
     }
-    static float at(const Scales& s, int64_t page, int64_t token, int64_t head) {
-      return s.first[page * s.page + token * s.token + head * s.head];
-    }
-    void scale(float* to, const float* scales, int64_t n) const {
-      if (!has_scales) return;
-      each(n, [=](int64_t i, auto lanes) { store(to + i, load(to + i, lanes) * load(scales + i, lanes), lanes); });
+    void scale_weights(int64_t head, float* weights, int64_t rows, int64_t n) const {
+      if (of.k_scale.first) multiply_rows(weights, rows, value_scales, (first_head + head) * of.v_scale.head, n);
     }
   };
   const PagedAttention& call;
@@ -88,6 +87,8 @@ AttentionSizes sizes_of(const PagedAttention& call, int64_t sequence) {
   sizes.dtype = call.dtype, sizes.batch = 1, sizes.heads = call.heads, sizes.key_heads = call.key_heads;
   sizes.queries = queries, sizes.keys = keys, sizes.size = call.size, sizes.value_size = call.value_size;
   sizes.q_head = call.q_head, sizes.q_position = call.q_token;
+  sizes.k_head = call.k_head, sizes.k_position = call.k_token;
+  sizes.v_head = call.v_head, sizes.v_position = call.v_token;
   sizes.out_head = call.value_size, sizes.out_position = call.heads * call.value_size;
   const int64_t diagonal = call.causal == 1 ? 0 : keys - queries;
   sizes.low = call.left < 0 ? -queries : diagonal - call.left;

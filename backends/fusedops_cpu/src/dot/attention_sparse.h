@@ -17,7 +17,6 @@ namespace fusedops {
 namespace {
 
 constexpr int64_t QUERIES = 8;            // of a block
-constexpr int64_t AT_ONCE = 64;           // keys, whose numbers stay in the L1 cache for all rows
 constexpr int64_t KEPT_FLOATS = 1 << 20;  // of the queries between both steps of backward
 
 // The rows of a call that see the same keys: some heads of a query that share a key head.

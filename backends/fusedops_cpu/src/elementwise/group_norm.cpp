@@ -101,10 +101,10 @@ struct AllChannels {
   const float* rows;
   int64_t n;
   template <class Lanes>
-  INLINE Channel<vfloat> at(int64_t c, Lanes lanes) const {
+  INLINE auto at(int64_t c, Lanes lanes) const {
     const float* r = rows + c;
-    return {load(r, lanes),         load(r + n, lanes),     load(r + 2 * n, lanes),
-            load(r + 3 * n, lanes), load(r + 4 * n, lanes), load(r + 5 * n, lanes)};
+    return Channel<decltype(load(r, lanes))>{load(r, lanes),         load(r + n, lanes),     load(r + 2 * n, lanes),
+                                             load(r + 3 * n, lanes), load(r + 4 * n, lanes), load(r + 5 * n, lanes)};
   }
 };
 
@@ -121,11 +121,14 @@ INLINE Pair2 through(vfloat grad, vfloat x, const C& c) {
 
 template <bool SILU, class T, class Channels>
 NOINLINE void forward_stretch(const T* x, T* y, int64_t n, Channels channels) {
-  each(n, [=](int64_t i, auto lanes) {
+  produce<!SILU>(y, n, [=](int64_t i, auto lanes) {
     const auto c = channels.at(i, lanes);
-    vfloat z = (load(x + i, lanes) - c.mean) * c.rstd * c.weight + c.bias;
-    if constexpr (SILU) z = silu_of(z);
-    store(y + i, z, lanes);
+    const auto z = (load(x + i, lanes) - c.mean) * c.rstd * c.weight + c.bias;
+    if constexpr (SILU) {
+      return silu_of(z);
+    } else {
+      return z;
+    }
   });
 }
 

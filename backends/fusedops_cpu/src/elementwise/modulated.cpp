@@ -119,9 +119,9 @@ struct Forward {
       return v * v;
     }));
     const float rstd = 1.0f / std::sqrt(squares / float(n) + eps);
-    each(n, [=, factor = vectors.factor, added = vectors.added](int64_t i, auto lanes) {
+    each_group<Pair>(n, [=, factor = vectors.factor, added = vectors.added](int64_t i, auto lanes) {
       ahead<STREAMS>(at + i);
-      const vfloat v = (load(rows + i, lanes) - mean) * rstd;
+      const auto v = (load(rows + i, lanes) - mean) * rstd;
       store_or_stream<STREAMS>(z + at + i, v * load(factor + i, lanes) + load(added + i, lanes), lanes);
     });
     if (means) means[row] = mean;
