@@ -30,6 +30,7 @@ GRADIENT_TOLERANCE = {**TOLERANCE, torch.float32: Tolerance(2e-6, 4e-6)}
 _SPREAD = 2.0  # the largest of many sums of errors, over the root of the sum of their squares
 _TERMS = 2**10  # of a sum: of more, roundings are of larger numbers
 _SLOPE = 1.2  # at most, of silu and GELU
+_TOGETHER = 2**16  # elements of a tensor of several experts
 
 
 class Narrow(NamedTuple):
@@ -66,7 +67,7 @@ def _of_equal_terms(eps: float, one: Tensor, other: Tensor) -> Tensor:
     """
     one, other = (each.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for each in (one, other))
     equal = (one @ other).square() / (one.abs() @ other.abs())
-    return 0.25 * eps * one.shape[1] * equal.nan_to_num(nan=0.0)  # 0 / 0
+    return 0.25 * eps * one.shape[-1] * equal.nan_to_num(nan=0.0)  # 0 / 0
 
 
 def _of_arithmetic(absolute: float, x: Tensor, *weights: Tensor) -> float:
@@ -78,7 +79,7 @@ class _Added(NamedTuple):
     """The term that two factors add to a product of rows, as ``scale * (rows @ first.T) @ second.T``, and its errors.
 
     Attributes:
-        thin: the first product, times the scale, (N, r).
+        thin: the first product, times the scale, (E, N, r).
         of_thin: the error of it.
         sum: the term.
         of_sum: the error of it.
@@ -94,7 +95,7 @@ def _added(
     absolute: float, narrow: Narrow, rows: Tensor, size: Tensor, error: Tensor, factors: tuple[Tensor, Tensor, float]
 ) -> _Added:
     """Return the term of two factors; size, error: of the rows."""
-    one, other, scale = factors[0].t(), factors[1].t(), factors[2]
+    one, other, scale = factors[0].mT, factors[1].mT, factors[2]
     thin = scale * (rows @ one)
     of_thin = _of_product(absolute, narrow, size, error, one.abs()) + _of_equal_terms(narrow.eps, rows, one)
     of_thin = abs(scale) * of_thin + absolute * finite_size(thin) + 2 * narrow.rounding(thin)
@@ -104,24 +105,24 @@ def _added(
     return _Added(thin, of_thin, total, of_sum)
 
 
-def _factors_of(lora: Lora, e: int) -> tuple[Tensor, Tensor, float] | None:
-    """Return the factors of an expert in float64, and their scale."""
+def _factors_of(lora: Lora, e: slice) -> tuple[Tensor, Tensor, float] | None:
+    """Return the factors of experts in float64, and their scale."""
     return None if lora.a is None or lora.b is None else (lora.a[e].double(), lora.b[e].double(), lora.scale)
 
 
 def _turned(factors: tuple[Tensor, Tensor, float]) -> tuple[Tensor, Tensor, float]:
     """Return the factors as they multiply gradients of outputs."""
-    return factors[1].t(), factors[0].t(), factors[2]
+    return factors[1].mT, factors[0].mT, factors[2]
 
 
-class _Expert:
-    """Computes one expert for some rows in float64, and the errors of a kernel.
+class _Experts:
+    """Computes some experts for rows in float64, and the errors of a kernel.
 
     Attributes:
-        h: the up-projection, (N, 2I or I).
+        h: the up-projection, (E, N, 2I or I).
         of_product: the error of h before it is rounded.
         of_h: the error of h.
-        a: the activation, (N, I).
+        a: the activation, (E, N, I).
         of_a: the error of a; inf where it, or an element of h, may overflow.
         added: the term of the factors of up, or None.
     """
@@ -136,24 +137,25 @@ class _Expert:
         act: Activation,
         factors: tuple[Tensor, Tensor, float] | None,
     ) -> None:
-        bias = None if up_bias is None else up_bias.double()
+        bias = None if up_bias is None else up_bias.double()[:, None]
+        up = up.mT
         self.act = act
-        self.h = torch.nn.functional.linear(rows, up.double(), bias)
-        size = _root_of_squares(finite_size(rows), finite_size(up).t())
+        self.h = rows @ up if bias is None else rows @ up + bias
+        sizes = finite_size(rows), finite_size(up)
+        size = _root_of_squares(*sizes)
         if bias is not None:
             size = size + finite_size(bias)
-        self.of_product = _of_sum(absolute, rows.shape[1]) * size + _of_equal_terms(narrow.eps, rows, up.double().t())
+        self.of_product = _of_sum(absolute, rows.shape[-1]) * size + _of_equal_terms(narrow.eps, rows, up)
         self.added = None
         if factors is not None:
-            size = finite_size(rows)
-            self.added = _added(absolute, narrow, rows, size, torch.zeros_like(size), factors)
+            self.added = _added(absolute, narrow, rows, sizes[0], torch.zeros_like(sizes[0]), factors)
             self.of_product = self.of_product + narrow.rounding(self.h) + self.added.of_sum
             self.h = self.h + self.added.sum
             self.of_product = self.of_product + absolute * finite_size(self.h)
         if bias is not None:  # a kernel may keep the product in the dtype of x before the bias is added
             self.of_product = self.of_product + narrow.rounding(self.h - bias)
         self.of_h = self.of_product + narrow.rounding(self.h)  # and h
-        overflows = finite_size(rows) @ finite_size(up).t() >= narrow.largest  # so inf may meet inf of another sign
+        overflows = sizes[0] @ sizes[1] >= narrow.largest  # so inf may meet inf of another sign
         self.of_h = self.of_h.masked_fill(overflows | (finite_size(self.h) >= narrow.largest), math.inf)
         self.a = act(self.h)
         self.of_a = self._of_activation() + absolute * finite_size(self.a) + narrow.rounding(self.a)
@@ -172,7 +174,7 @@ class _Expert:
         return split(self.h, self.act.interleaved), split(self.of_h, self.act.interleaved)
 
     def has_unknown_slope(self) -> Tensor:
-        """Return True where the slope at an element of h may have another sign, (N, 2I or I)."""
+        """Return True where the slope at an element of h may have another sign, (E, N, 2I or I)."""
         moves = [-self.of_h, self.of_h]
         if self.act.gated:
             gate, up = split(self.of_h, self.act.interleaved)
@@ -224,16 +226,17 @@ def experts_error_bound(absolute: float, a: ExpertsArgs, save: bool = False) -> 
     sorted_experts = experts_of(a.index, a.up.shape[0])[order]
     of_up, of_down = loras_of(a)
     of_hidden = total.new_zeros(a.index.numel(), a.up.shape[2 if a.transposed else 1])
-    for e in range(a.up.shape[0]):
-        chosen = a.index == e
-        first, second = _of_expert(e, a.up, a.down, a.transposed)
-        of = _Expert(absolute, narrow, a.x.double(), first, _row(a.up_bias, e), act, _factors_of(of_up, e))
+    for e, numbers in _together(a.index, a.up):
+        chosen = a.index == numbers
+        first, second = _of_experts(e, a.up, a.down, a.transposed)
+        of = _Experts(absolute, narrow, a.x.double(), first, _rows(a.up_bias, e), act, _factors_of(of_up, e))
         factor = finite_size(a.weights).masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
-        error = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
-        error = error + _of_equal_terms(narrow.eps, of.a, second.t())
-        out = torch.nn.functional.linear(of.a, second, None if a.down_bias is None else a.down_bias[e].double())
-        if a.down_bias is not None:
-            error = error + absolute * finite_size(a.down_bias[e])
+        error = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().mT)
+        error = error + _of_equal_terms(narrow.eps, of.a, second.mT)
+        out, down_bias = of.a @ second.mT, _rows(a.down_bias, e)
+        if down_bias is not None:
+            out = out + down_bias.double()[:, None]
+            error = error + absolute * finite_size(down_bias)[:, None]
         if (factors := _factors_of(of_down, e)) is not None:
             added = _added(absolute, narrow, of.a, finite_size(of.a), of.of_a, factors)
             error = error + narrow.rounding(out) + added.of_sum
@@ -246,9 +249,9 @@ def experts_error_bound(absolute: float, a: ExpertsArgs, save: bool = False) -> 
         # a kernel may keep the outputs of an expert in the dtype of x, before and after they are weighted
         error = factor * (error + narrow.rounding(out)) + narrow.rounding(factor * out)
         error = error.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(unknown, math.inf)
-        total = total + error.masked_fill(~chosen.any(-1, keepdim=True), 0.0)
-        at = sorted_experts == e
-        of_hidden[at] = of.of_product[order[at] // a.index.shape[1]]
+        total = total + error.masked_fill(~chosen.any(-1, keepdim=True), 0.0).sum(0)
+        at = (sorted_experts >= e.start) & (sorted_experts < e.stop)
+        of_hidden[at] = of.of_product[sorted_experts[at] - e.start, order[at] // a.index.shape[1]]
     return total, of_hidden
 
 
@@ -268,23 +271,24 @@ def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tupl
     )
     parts: list[list[Tensor]] = [[], [], [], [], [], [], [], []]
     up_lora, down_lora = loras_of(args)
-    for e in range(args.up.shape[0]):
-        present = (chosen == e)[:, None]
-        first, second = _of_expert(e, args.up, args.down, args.transposed)
+    for e, numbers in _together(args.index, args.up):
+        present = chosen[:, None] == numbers
+        first, second = _of_experts(e, args.up, args.down, args.transposed)
         inputs, g = rows.masked_fill(~present, 0.0), g_rows.masked_fill(~present, 0.0)
         up_factors, down_factors = _factors_of(up_lora, e), _factors_of(down_lora, e)
-        of = _Expert(absolute, narrow, inputs, first, _row(args.up_bias, e), act, up_factors)
+        of = _Experts(absolute, narrow, inputs, first, _rows(args.up_bias, e), act, up_factors)
         weighted, sizes = g * factor, (finite_size(first), finite_size(second))
-        of_out = _of_product(absolute, narrow, finite_size(of.a), of.of_a, second.abs().t())
-        out = torch.nn.functional.linear(of.a, second)
-        if args.down_bias is not None:
-            of_out = of_out + absolute * finite_size(args.down_bias[e])
-            out = out + args.down_bias[e].double()
+        a = finite_size(of.a)
+        of_out = _of_product(absolute, narrow, a, of.of_a, second.abs().mT)
+        out, down_bias = of.a @ second.mT, _rows(args.down_bias, e)
+        if down_bias is not None:
+            of_out = of_out + absolute * finite_size(down_bias)[:, None]
+            out = out + down_bias.double()[:, None]
         added = None
         if down_factors is not None:
-            added = _added(absolute, narrow, of.a, finite_size(of.a), of.of_a, down_factors)
+            added = _added(absolute, narrow, of.a, a, of.of_a, down_factors)
             out, of_out = out + added.sum, of_out + added.of_sum + narrow.rounding(out)
-        of_out = of_out + _of_equal_terms(narrow.eps, of.a, second.t())
+        of_out = of_out + _of_equal_terms(narrow.eps, of.a, second.mT)
         of_out = of_out + narrow.rounding(out) + absolute * finite_size(out)
         # what may overflow in the dtype of x, as products and the factors of the next ones do
         overflows = (torch.maximum(g, weighted) @ sizes[1] >= narrow.largest).any(-1, keepdim=True)
@@ -294,7 +298,7 @@ def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tupl
         of_weights = (g * of_out).square().sum(-1, keepdim=True).sqrt() + drift
         # or as a sum of a * da, whose second factor may be rounded: to nothing where it is small, and equal ones alike
         unweighted = every.masked_fill(~present, 0.0) @ second
-        a, of_unweighted = finite_size(of.a), narrow.rounding(unweighted)
+        of_unweighted = narrow.rounding(unweighted)
         if down_factors is not None:
             none, masked = torch.zeros_like(g), every.masked_fill(~present, 0.0)
             back = _added(absolute, narrow, masked, g, none, _turned(down_factors))
@@ -304,9 +308,8 @@ def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tupl
         of_weights = of_weights + alike + narrow.least * a.sum(-1, keepdim=True)
         of_weights = of_weights + _SPREAD * (a * of_unweighted).square().sum(-1, keepdim=True).sqrt()
         unknown = (every.isinf() & present & _has_unknown_sign(out.abs(), of_out)).any(-1, keepdim=True)
-        dweights = dweights + of_weights.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(
-            overflows | unknown, math.inf
-        )
+        of_weights = of_weights.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(overflows | unknown, math.inf)
+        dweights = dweights + of_weights.sum(0)
         # of the gradient of a: of terms without a common sign, or of equal ones, which add up
         da = (every * args.weights.double().reshape(-1, 1)).masked_fill(~present, 0.0) @ second
         of_weighted = absolute * weighted + narrow.rounding(weighted)
@@ -330,34 +333,32 @@ def experts_gradient_error_bound(absolute: float, args: ExpertsGradArgs) -> tupl
         if not da.isfinite().all():
             da = of.joined(da, da) if act.gated else da
             of_dh = of_dh.masked_fill(~da.isfinite() & of.has_unknown_slope(), math.inf)
-        dx = dx + _of_product(absolute, narrow, dh, of_dh, first.abs())
+        dx = dx + _of_product(absolute, narrow, dh, of_dh, first.abs()).sum(0)
         if up_factors is not None and of.added is not None:
             turned = _added(absolute, narrow, act.gradient(signed, of.h), dh, of_dh, _turned(up_factors))
-            dx = dx + turned.of_sum + narrow.rounding(turned.sum)
-            parts[4].append(
-                _of_product(absolute, narrow, finite_size(turned.thin).t(), turned.of_thin.t(), inputs.abs())
-            )
-            of_b = _of_product(absolute, narrow, dh.t(), of_dh.t(), finite_size(of.added.thin))
-            parts[5].append(of_b + _SPREAD * _root_of_squares(dh.t(), of.added.of_thin))
+            dx = dx + (turned.of_sum + narrow.rounding(turned.sum)).sum(0)
+            parts[4].append(_of_product(absolute, narrow, finite_size(turned.thin).mT, turned.of_thin.mT, inputs.abs()))
+            of_b = _of_product(absolute, narrow, dh.mT, of_dh.mT, finite_size(of.added.thin))
+            parts[5].append(of_b + _SPREAD * _root_of_squares(dh.mT, of.added.of_thin))
         if back is not None and added is not None:
-            thin = finite_size(back.thin).t()
-            of_a = _of_product(absolute, narrow, thin, back.of_thin.t(), a) + _SPREAD * _root_of_squares(thin, of.of_a)
-            parts[6].append(of_a.masked_fill((factor * a >= narrow.largest).any(0), math.inf))
-            of_b = _of_product(absolute, narrow, weighted.t(), of_weighted.t(), finite_size(added.thin))
-            parts[7].append(of_b + _SPREAD * _root_of_squares(weighted.t(), added.of_thin))
-        of_up = _of_product(absolute, narrow, dh.t(), of_dh.t(), finite_size(inputs))
-        of_down = _of_product(absolute, narrow, weighted.t(), of_weighted.t(), finite_size(of.a))
-        of_down = of_down + _SPREAD * _root_of_squares(weighted.t(), of.of_a)
-        of_down = of_down.masked_fill((weighted >= narrow.largest).any(0)[:, None], math.inf)
-        of_down = of_down.masked_fill((factor * a >= narrow.largest).any(0), math.inf)
-        parts[0].append(of_up.t() if args.transposed else of_up)
-        parts[1].append(of_down.t() if args.transposed else of_down)
-        parts[2].append(_SPREAD * _root(of_dh) + _of_sum(absolute, len(dh)) * _root(dh))
-        parts[3].append(_of_sum(absolute, len(weighted)) * _root(weighted))
+            thin = finite_size(back.thin).mT
+            of_a = _of_product(absolute, narrow, thin, back.of_thin.mT, a) + _SPREAD * _root_of_squares(thin, of.of_a)
+            parts[6].append(of_a.masked_fill((factor * a >= narrow.largest).any(-2, keepdim=True), math.inf))
+            of_b = _of_product(absolute, narrow, weighted.mT, of_weighted.mT, finite_size(added.thin))
+            parts[7].append(of_b + _SPREAD * _root_of_squares(weighted.mT, added.of_thin))
+        of_up = _of_product(absolute, narrow, dh.mT, of_dh.mT, finite_size(inputs))
+        of_down = _of_product(absolute, narrow, weighted.mT, of_weighted.mT, a)
+        of_down = of_down + _SPREAD * _root_of_squares(weighted.mT, of.of_a)
+        of_down = of_down.masked_fill((weighted >= narrow.largest).any(-2)[..., None], math.inf)
+        of_down = of_down.masked_fill((factor * a >= narrow.largest).any(-2, keepdim=True), math.inf)
+        parts[0].append(of_up.mT if args.transposed else of_up)
+        parts[1].append(of_down.mT if args.transposed else of_down)
+        parts[2].append(_SPREAD * _root(of_dh) + _of_sum(absolute, len(rows)) * _root(dh))
+        parts[3].append(_of_sum(absolute, len(rows)) * _root(weighted))
     of_x = dx.reshape(*args.index.shape, args.x.shape[1]).sum(1)
     given = (args.up, args.down, args.up_bias, args.down_bias, *up_lora[:2], *down_lora[:2])
     stacked = [
-        torch.stack(of) if of else torch.zeros_like(args.x if each is None else each, dtype=dx.dtype)
+        torch.cat(of) if of else torch.zeros_like(args.x if each is None else each, dtype=dx.dtype)
         for of, each in zip(parts, given)
     ]
     return (of_x, dweights.reshape(args.weights.shape), *stacked)
@@ -375,13 +376,21 @@ def quantized_experts_gradient_error_bound(absolute: float, a: QuantizedExpertsG
     return without_weights(experts_gradient_error_bound(absolute, gradients_with_unpacked(a)))
 
 
-def _of_expert(e: int, up: Tensor, down: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
-    """Return the weights of one expert, (2I or I, H) and (H, I), in float64."""
+def _together(index: Tensor, up: Tensor) -> list[tuple[slice, Tensor]]:
+    """Return the experts in parts that take some megabytes at a time: as slices, and as numbers, (E, 1, 1)."""
+    count, numbers = len(up), torch.arange(len(up), device=index.device)[:, None, None]
+    most = max(1, _TOGETHER // max(index.numel() * max(up.shape[1:]), up.shape[1] * up.shape[2], 1))
+    parts = [slice(at, min(at + most, count)) for at in range(0, count, most)]
+    return [(part, numbers[part]) for part in parts]
+
+
+def _of_experts(e: slice, up: Tensor, down: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+    """Return the weights of experts, (E, 2I or I, H) and (E, H, I), in float64."""
     first, second = up[e].double(), down[e].double()
-    return (first.t(), second.t()) if transposed else (first, second)
+    return (first.mT, second.mT) if transposed else (first, second)
 
 
-def _row(bias: Tensor | None, e: int) -> Tensor | None:
+def _rows(bias: Tensor | None, e: slice) -> Tensor | None:
     return None if bias is None else bias[e]
 
 
@@ -391,13 +400,13 @@ def _of_product(absolute: float, narrow: Narrow, size: Tensor, error: Tensor, ot
     Args:
         absolute: of the tolerance.
         narrow: of the dtype of x.
-        size: (N, M), the magnitudes.
-        error: (N, M), of each.
-        other: (M, L), the magnitudes, also those that are not finite.
+        size: (..., N, M), the magnitudes.
+        error: (..., N, M), of each.
+        other: (..., M, L), the magnitudes, also those that are not finite.
     """
     finite = finite_size(other)
     result = _SPREAD * _root_of_squares(error, finite)
-    result = result + _of_sum(absolute, size.shape[1]) * _root_of_squares(size, finite)
+    result = result + _of_sum(absolute, size.shape[-1]) * _root_of_squares(size, finite)
     result = result.masked_fill(~(size @ finite < narrow.largest), math.inf)
     infinite = other.isinf()
     if infinite.any():  # times a number of unknown sign
@@ -422,7 +431,7 @@ def _root_of_squares(one: Tensor, other: Tensor) -> Tensor:
 
 def _root(rows: Tensor) -> Tensor:
     """Return the same for the sum over rows."""
-    return rows.square().sum(0).sqrt().nan_to_num(nan=math.inf, posinf=math.inf)  # inf * 0
+    return rows.square().sum(-2).sqrt().nan_to_num(nan=math.inf, posinf=math.inf)  # inf * 0
 
 
 # ----------------------------------------------------------------------------------------------------- grouped_matmul
