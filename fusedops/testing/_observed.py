@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedops._dispatch.selection.stats import calls_by_kernel
 from fusedops._report.direction import Direction
 from fusedops._verify.result_form import OWN_KIND, is_dense, odd_kind
 from fusedops.testing._calls import dtype_name
@@ -21,19 +19,18 @@ _OWN_MEMORY = "each result is in memory of its own"
 _LAYOUT = "each result is a plain, contiguous tensor of the shape, dtype and device that the op gives it"
 
 
-def kernel_runs() -> Counter[_Kernel]:
-    """Return how often each backend's kernels have run: a kernel can call an op, and so another backend, itself."""
-    return Counter(calls_by_kernel())
-
-
-def check_runs(runs: Counter[_Kernel], backend: str, op: str, expected_runs: Mapping[Direction, int]) -> None:
-    """Raise RuleError unless these kernels of the backend ran, and no other."""
-    needed = Counter[_Kernel]({(backend, op, direction): count for direction, count in expected_runs.items()})
+def check_runs(runs: Mapping[_Kernel, int], backend: str, op: str, expected_runs: Mapping[Direction, int]) -> None:
+    """Raise RuleError unless these kernels of the backend ran, and no other: a kernel can call an op, and so another
+    backend, itself.
+    """
+    needed: dict[_Kernel, int] = {
+        (backend, op, direction): count for direction, count in expected_runs.items() if count
+    }
     if runs != needed:
         raise RuleError(f"got runs of {_listed(runs)}, expected {_listed(needed)} and no other kernel", _ALONE)
 
 
-def _listed(runs: Counter[_Kernel]) -> str:
+def _listed(runs: Mapping[_Kernel, int]) -> str:
     texts = [
         f"{backend}'s {op} {direction}" + (f" {count} times" if count > 1 else "")
         for (backend, op, direction), count in sorted(runs.items())

@@ -15,6 +15,7 @@ from torch import Tensor
 from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._contract.tensor_spec import on_meta
+from fusedops._dispatch.selection.stats import calls_since, marks
 from fusedops._dispatch.serve import backward_plan, plan_for, select
 from fusedops._policy.use import use
 from fusedops._report.direction import Direction
@@ -38,7 +39,6 @@ from fusedops.testing._observed import (
     check_layout,
     check_own_memory,
     check_runs,
-    kernel_runs,
     memory_of,
     plain_masks,
     version_of,
@@ -102,13 +102,13 @@ class Subject(KernelCalls):
         tensors = {name: value for name, value in unchanged.items() if isinstance(value, Tensor)}
         before = {name: memory_of(value) for name, value in tensors.items()}
         versions = {name: version_of(value) for name, value in tensors.items()}
-        runs_before, state = kernel_runs(), global_state(self.device_of_tensors)
+        runs_before, state = marks(), global_state(self.device_of_tensors)
         try:
             with use(self.backend, fallback="raise", adapt="none"):
                 yield
         finally:
             check_global_state(state, self.device_of_tensors)
-        check_runs(kernel_runs() - runs_before, self.backend, self.op.name, expected_runs)
+        check_runs(calls_since(runs_before), self.backend, self.op.name, expected_runs)
         written = [name for name, value in tensors.items() if not torch.equal(memory_of(value), before[name])]
         if written:
             raise RuleError(
