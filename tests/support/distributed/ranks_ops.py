@@ -34,6 +34,9 @@ from torch.distributed.tensor.placement_types import Placement
 import fusedops
 from fusedops import testing
 
+#: Whose gradients in 16 bits are of products that each backend rounds in its own way.
+OF_ROUNDED_PRODUCTS = ("experts", "linear_cross_entropy", "linear_log_probs")
+
 
 @check
 def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
@@ -57,7 +60,8 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
         args = call_of(op, dtype)
         mine = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
         whole = leaves(op, mine)
-        ys = outputs(public(op)(*mine, backend=backend))
+        # eager: the interpreter would take as long again for the whole
+        ys = outputs(public(op)(*mine, backend=backend if op.name in OF_ROUNDED_PRODUCTS else "eager"))
         grads = [torch.randn(y.shape).to(y.dtype) for y in ys]
         torch.autograd.backward(ys, grads)
         limits = testing.expected(op, args, grad=grads).limits
