@@ -7,44 +7,34 @@ the library; the probe does.
 from __future__ import annotations
 
 import fusedops
-from fusedops_cpu import (
-    attention,
-    bias,
-    convolution,
-    experts,
-    gated,
-    group_norm,
-    linear,
-    linear_attention,
-    losses,
-    modulated,
-    norms,
-    quantized,
-    rotary,
-    routing,
-    sampling,
-    softmax,
-)
 from fusedops_cpu.bias.bias_dropout_add import recorded_add
 
-_FAMILIES = (
-    attention,
-    bias,
-    convolution,
-    experts,
-    gated,
-    group_norm,
-    linear,
-    linear_attention,
-    losses,
-    modulated,
-    norms,
-    quantized,
-    rotary,
-    routing,
-    sampling,
-    softmax,
-)
+_FAMILIES = {  # the ops by folder: each has a module of its name there
+    "attention": (
+        "attention",
+        "merge_attention",
+        "paged_attention",
+        "select_keys",
+        "sparse_attention",
+        "store_kv",
+        "varlen_attention",
+    ),
+    "bias": ("bias_dropout", "bias_dropout_add", "bias_gelu"),
+    "convolution": ("causal_conv1d",),
+    "experts": ("experts", "quantized_experts"),
+    "gated": ("geglu", "swiglu"),
+    "group_norm": ("group_norm",),
+    "linear": ("linear",),
+    "linear_attention": ("linear_attention",),
+    "losses": ("cross_entropy", "linear_cross_entropy", "linear_log_probs"),
+    "modulated": ("gated_add", "gated_add_modulated_norm", "modulated_norm"),
+    "norms": ("add_layer_norm", "add_rms_norm", "gated_rms_norm", "layer_norm", "rms_norm"),
+    "quantized": ("int8_linear", "quantized_linear"),
+    "rotary": ("rotary_embedding",),
+    "routing": ("top_k_routing",),
+    "sampling": ("sample",),
+    "softmax": ("scaled_masked_softmax",),
+}
 
 _FIX = (
     "install a platform wheel of fusedops; or install g++ or clang++, and install fusedops from source again with "
@@ -74,7 +64,9 @@ def fusedops_backend() -> fusedops.Backend:
         name="cpu",
         device_types=("cpu",),
         priority=10,  # above eager
-        kernels=tuple(kernel for family in _FAMILIES for kernel in family.KERNELS),
+        kernels=fusedops.kernels_of(
+            **{op: f"fusedops_cpu.{family}.{op}" for family, ops in _FAMILIES.items() for op in ops}
+        ),
         probe=_probe,
         optional=True,
         records={"aten.add.Tensor": recorded_add},

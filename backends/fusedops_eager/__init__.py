@@ -1,7 +1,6 @@
 """The eager backend: plain torch, any device, any shape, at the speed of torch's own functions."""
 
 import fusedops
-from fusedops_eager.kernels import KERNELS
 
 
 @fusedops.hookimpl
@@ -11,7 +10,7 @@ def fusedops_backend() -> fusedops.Backend:
         name="eager",
         device_types=("*",),
         priority=0,
-        kernels=KERNELS,
+        kernels=fusedops.kernels_of("fusedops_eager.kernels:KERNELS"),
         aliases=("torch",),
         needs="torch",
     )

@@ -9,8 +9,6 @@ import torch
 
 import fusedops
 from fusedops_flash_attn import _package
-from fusedops_flash_attn.attention import attention, attention_backward
-from fusedops_flash_attn.varlen_attention import varlen_attention, varlen_attention_backward
 
 
 def _probe() -> fusedops.Unavailable | None:
@@ -45,7 +43,9 @@ def fusedops_backend() -> fusedops.Backend:
         name="flash_attn",
         device_types=("cuda",),
         priority=90,
-        kernels=(attention, attention_backward, varlen_attention, varlen_attention_backward),
+        kernels=fusedops.kernels_of(
+            attention="fusedops_flash_attn.attention", varlen_attention="fusedops_flash_attn.varlen_attention"
+        ),
         probe=_probe,
         needs="flash-attn 2.7 or 3.0, or newer, and an NVIDIA GPU",
         packages=("flash-attn", "flash_attn_3"),

@@ -8,33 +8,20 @@ from importlib import metadata
 import torch
 
 import fusedops
-from fusedops_npu import (
-    attention,
-    bias,
-    experts,
-    gated,
-    group_norm,
-    linear_attention,
-    losses,
-    norms,
-    rotary,
-    routing,
-    softmax,
-)
 
-_FAMILIES = (
-    attention,
-    bias,
-    experts,
-    gated,
-    group_norm,
-    linear_attention,
-    losses,
-    norms,
-    rotary,
-    routing,
-    softmax,
-)
+_FAMILIES = {  # the ops by folder: each has a module of its name there
+    "attention": ("attention", "varlen_attention"),
+    "bias": ("bias_gelu",),
+    "experts": ("experts", "grouped_matmul"),
+    "gated": ("geglu", "swiglu"),
+    "group_norm": ("group_norm",),
+    "linear_attention": ("linear_attention",),
+    "losses": ("cross_entropy",),
+    "norms": ("add_rms_norm", "rms_norm"),
+    "rotary": ("rotary_embedding",),
+    "routing": ("top_k_routing",),
+    "softmax": ("scaled_masked_softmax",),
+}
 
 _GIB = 2**30
 _CHIPS = (
@@ -121,7 +108,9 @@ def fusedops_backend() -> fusedops.Backend:
         name="npu",
         device_types=("npu",),
         priority=100,
-        kernels=tuple(kernel for family in _FAMILIES for kernel in family.KERNELS),
+        kernels=fusedops.kernels_of(
+            **{op: f"fusedops_npu.{family}.{op}" for family, ops in _FAMILIES.items() for op in ops}
+        ),
         probe=_probe,
         needs="torch_npu, CANN and an Ascend device",
         packages=("torch-npu",),

@@ -9,7 +9,6 @@ import os
 from typing import Any
 
 import fusedops
-from fusedops_triton.kernels import KERNELS
 
 _GIB = 2**30
 _CHIPS = (
@@ -63,7 +62,7 @@ def fusedops_backend() -> fusedops.Backend:
         device_types=("cuda", "cpu") if interpreted else ("cuda",),
         # the interpreter is thousands of times slower than eager, so it is selected only if a policy names it
         priority=-100 if interpreted else 100,
-        kernels=KERNELS,
+        kernels=fusedops.kernels_of("fusedops_triton.kernels:KERNELS"),
         probe=_probe,
         needs="triton and an NVIDIA or AMD GPU",
         packages=("triton",),

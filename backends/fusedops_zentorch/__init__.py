@@ -7,7 +7,9 @@ import takes two seconds, imports torch's compiler and registers lowerings in it
 from __future__ import annotations
 
 import fusedops
-from fusedops_zentorch import _library, add_rms_norm, attention, gated_rms_norm, linear_attention, rms_norm
+from fusedops_zentorch import _library
+
+_OPS = ("add_rms_norm", "attention", "gated_rms_norm", "linear_attention", "rms_norm")
 
 
 @fusedops.hookimpl
@@ -18,7 +20,7 @@ def fusedops_backend() -> fusedops.Backend:
         device_types=("cpu",),
         # after cpu, which is faster for most norms; before sdpa, whose attention takes longer in bfloat16
         priority=7,
-        kernels=fusedops.kernels_of(add_rms_norm, attention, gated_rms_norm, linear_attention, rms_norm),
+        kernels=fusedops.kernels_of(**{op: f"fusedops_zentorch.{op}" for op in _OPS}),
         probe=_library.unavailable,
         needs="zentorch of this torch's release, and an x86-64 processor with AVX-512",
         packages=("zentorch",),

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command, and return its exit code."""
     kind = None if options.device is None else device(options.device).partition(":")[0]
-    records = registry.records()
+    records = registry.whole()
     if options.op is not None:
         find_op(options.op, "matrix")
     if options.backend is not None and options.backend not in registry.names():

@@ -43,7 +43,7 @@ class Backend:
         device_types: torch device types that it serves, such as ("cuda",); ("*",) is every device.
         priority: the default order is from high to low. A fallback for every device has 0, a backend for one device
             type has 100.
-        kernels: made by :func:`fusedops.kernel`.
+        kernels: made by :func:`fusedops.kernel`; or what :func:`fusedops.kernels_of` returns.
         probe: called once, when a call, a policy or a user first needs the backend. Returns None where it can run here,
             else :class:`Unavailable`. Import the vendor's library here, not when the plugin is imported.
         aliases: other names by which a policy may call it, if no backend has that name.

@@ -6,14 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from inspect import Signature, signature, unwrap
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 from fusedops._contract.constraint import Constraint
 from fusedops._contract.signature import spread
 from fusedops._contract.values import loaded
 from fusedops._report.direction import Direction
+from fusedops.errors import PluginError
 
 
 class Deviation(NamedTuple):
@@ -246,8 +248,19 @@ def kernel(
     return declare
 
 
-def kernels_of(*modules: ModuleType) -> tuple[Kernel, ...]:
+@overload
+def kernels_of(*modules: ModuleType) -> tuple[Kernel, ...]: ...
+@overload
+def kernels_of(*modules: str, **of_ops: str | Sequence[str]) -> Sequence[Kernel]: ...
+def kernels_of(*modules: ModuleType | str, **of_ops: str | Sequence[str]) -> Sequence[Kernel]:
     """Return the kernels that modules define, in the order of the modules and of their definitions.
+
+    Those of modules that are given as text are imported when they are first needed, so that a program pays for those
+    alone that it calls: as in ``kernels_of(rms_norm="mine.norms")``, by the calls of that op.
+
+    Args:
+        *modules: modules; or the names of some, "module" or "module:TUPLE_OF_KERNELS".
+        **of_ops: names of the modules with the kernels of an op, one or several.
 
     >>> import types, fusedops
     >>> module = types.ModuleType("bias_gelu")
@@ -255,4 +268,50 @@ def kernels_of(*modules: ModuleType) -> tuple[Kernel, ...]:
     >>> [kernel.direction for kernel in fusedops.kernels_of(module)]
     ['forward']
     """
-    return tuple(value for module in modules for value in vars(module).values() if isinstance(value, Kernel))
+    if not of_ops and all(isinstance(module, ModuleType) for module in modules):
+        return tuple(value for module in modules for value in vars(module).values() if isinstance(value, Kernel))
+    named = [("", module if isinstance(module, str) else module.__name__) for module in modules]
+    named += [(op, text) for op, texts in of_ops.items() for text in ([texts] if isinstance(texts, str) else texts)]
+    return NamedKernels(named)
+
+
+class NamedKernels(Sequence[Kernel]):
+    """The kernels of modules that are named as text. A module is imported when a kernel in it is first needed.
+
+    Args:
+        modules: of each the op whose kernels it has, "" where these may be of any, and its name.
+    """
+
+    def __init__(self, modules: Sequence[tuple[str, str]]) -> None:
+        self.modules = modules
+
+    def of(self, op: str) -> tuple[Kernel, ...]:
+        """Return the kernels of an op, imported now."""
+        return tuple(each for name in self.modules if name[0] in ("", op) for each in _at(*name) if each.op == op)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all[index]
+
+    @cached_property
+    def _all(self) -> tuple[Kernel, ...]:
+        return tuple(each for name in self.modules for each in _at(*name))
+
+
+def _at(op: str, text: str) -> list[Kernel]:
+    kernels: Sequence[Kernel] = loaded(text) if ":" in text else kernels_of(import_module(text))
+    found = [each for each in kernels if op in ("", each.op)]
+    if op and not found:
+        raise PluginError(
+            f"kernels_of: got no kernel for {op} in {text}, expected one; to fix: name the module that defines it"
+        )
+    return found
+
+
+def ops_of(kernels: Sequence[Kernel]) -> tuple[str, ...]:
+    """Return the ops that kernels are for. Imports nothing where these are named."""
+    modules = kernels.modules if isinstance(kernels, NamedKernels) else [("", "")]
+    named = [op for op, _ in modules]
+    return tuple(dict.fromkeys(named if all(named) else [each.op for each in kernels]))

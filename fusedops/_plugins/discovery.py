@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 from fusedops._contract.backend import Backend, Unavailable
 from fusedops._contract.op import Op
-from fusedops._plugins.record import Record
+from fusedops._plugins.record import Record, failure_of
 from fusedops._plugins.validation import check_backend
-from fusedops._report.foreign_text import error_text
 from fusedops.errors import PluginError
 
 GROUP = "fusedops.backends"
@@ -95,15 +94,8 @@ def _load(point: EntryPoint, add_ops: ChangeOps) -> Record | Hooked:
         add_ops(hooked.ops)
     except KeyboardInterrupt:
         raise
-    except Exception as error:  # one broken plugin must not affect the others; the error is kept and shown
-        return _record(point, error=error)
-    except BaseException as error:  # sys.exit() in an import, or an exception class of the plugin's own
-        failure = PluginError(
-            f"backend {point.name!r}: got {error_text(error)} from its import, expected an import that succeeds or "
-            f"raises an Exception; to fix: correct the import"
-        )
-        failure.__cause__ = error
-        return _record(point, error=failure)
+    except BaseException as error:  # one broken plugin must not affect the others; the error is kept and shown
+        return _record(point, error=failure_of(point.name, error))
     return hooked
 
 
@@ -130,7 +122,7 @@ def _checked(point: EntryPoint, hooked: Hooked, ops: Mapping[str, Op]) -> Record
     record.file = getattr(sys.modules.get(point.module), "__file__", "") or ""
     try:
         if hooked.backend is not None:
-            check_backend(hooked.backend, ops)
+            check_backend(hooked.backend, ops, named_too=bool(hooked.ops))
         record.prepare(ops)
     except Exception as error:
         return _record(point, error=error)

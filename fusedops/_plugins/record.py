@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Set
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from itertools import count
@@ -13,8 +14,9 @@ from torch.autograd.profiler import record_function
 
 from fusedops._contract.backend import Backend, Unavailable
 from fusedops._contract.constraint import Constraint, compile_check
-from fusedops._contract.kernel import Kernel
+from fusedops._contract.kernel import Kernel, NamedKernels, ops_of
 from fusedops._contract.op import Op
+from fusedops._plugins.validation import check_kernels
 from fusedops._report.direction import Direction, call_name
 from fusedops._report.foreign_text import error_text, printable
 from fusedops._report.reason import Reason, ReasonCode
@@ -194,7 +196,8 @@ class Record:
         self.file = file
         self.observe = observe
         self.ops = ops
-        self.kernels: tuple[PreparedKernel, ...] = ()
+        self._ops: Mapping[str, Op] = {}
+        self._prepared: dict[str, tuple[PreparedKernel, ...]] = {}  # by op
         self.lock = threading.RLock()
         self._probed = False
         self._probing = False
@@ -218,15 +221,58 @@ class Record:
         return changed
 
     def prepare(self, ops: Mapping[str, Op]) -> None:
-        """Prepare all kernels. A constraint that cannot be compiled is the plugin's failure, not a call's."""
-        kernels = self.backend.kernels if self.backend else ()
-        self.kernels = tuple(PreparedKernel(self.name, item, ops[item.op]) for item in kernels)
+        """Prepare the kernels; those that are named as text when they are first needed.
+
+        A constraint that cannot be compiled is the plugin's failure, not a call's.
+        """
+        self._ops = ops
+        if self.backend is not None and not isinstance(self.backend.kernels, NamedKernels):
+            for item in self.backend.kernels:
+                self._prepared[item.op] = (*self._prepared.get(item.op, ()), self._prepare(item))
+
+    def _prepare(self, kernel: Kernel) -> PreparedKernel:
+        return PreparedKernel(self.name, kernel, self._ops[kernel.op])
+
+    @property
+    def kernels(self) -> tuple[PreparedKernel, ...]:
+        """All kernels; those that are named as text are imported now."""
+        names: tuple[str, ...] = ()
+        with self._failing():
+            names = ops_of(self.backend.kernels) if self.backend else ()
+        found = [item for name in names for item in self._of(name)]
+        return tuple(found) if self.backend else ()
+
+    def _of(self, op: str) -> tuple[PreparedKernel, ...]:
+        """Return the kernels of an op, those that are named as text imported now."""
+        backend = self.backend
+        kernels = backend.kernels if backend else ()
+        if backend and isinstance(kernels, NamedKernels) and op not in self._prepared and op in self._ops:
+            with self._failing():
+                found = kernels.of(op)  # not under the lock: an import may wait for one of another thread
+                check_kernels(backend, found, self._ops)
+                prepared = tuple(map(self._prepare, found))
+                with self.lock:
+                    if op not in self._prepared:
+                        for kernel in prepared if self._probed and not self.error and not self.unavailable else ():
+                            kernel.make_ready()
+                        self._prepared[op] = prepared
+        return self._prepared.get(op, ())
+
+    @contextmanager
+    def _failing(self) -> Generator[None]:
+        """Fail the backend where its named kernels cannot be imported or do not fit."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.error, self.backend = failure_of(self.name, error), None
 
     def kernel(self, op: str, direction: Direction, device_type: str) -> PreparedKernel | None:
         """Return the kernel for an op and direction on a device type, or None."""
         if self.backend is None or not self.backend.serves(device_type):
             return None
-        matching = (item for item in self.kernels if (item.kernel.op, item.kernel.direction) == (op, direction))
+        matching = (item for item in self._of(op) if item.kernel.direction == direction)
         return next((item for item in matching if item.kernel.serves(device_type)), None)
 
     def probe(self) -> None:
@@ -252,8 +298,9 @@ class Record:
                 if problem:
                     raise TypeError(problem)
                 self.unavailable = result
-                for kernel in self.kernels if result is None else ():
-                    kernel.make_ready()
+                for kernels in self._prepared.values() if result is None else ():
+                    for kernel in kernels:
+                        kernel.make_ready()
             except KeyboardInterrupt:
                 raise
             # a plugin's probe must not end the program, not by sys.exit() either; the error is kept and shown
@@ -288,3 +335,18 @@ def _problem_of(result: Any) -> str:
         if all(isinstance(text, str) and text for text in texts):
             return ""
     return f"the probe returned {result!r}, expected None or Unavailable(why, fix)"
+
+
+def failure_of(name: str, error: BaseException) -> Exception:
+    """Return the error that a plugin's import raised, to keep and to show.
+
+    One that is no Exception is that of a sys.exit() in the import, or of an exception class of the plugin's own.
+    """
+    if isinstance(error, Exception):
+        return error
+    failure = PluginError(
+        f"backend {name!r}: got {error_text(error)} from its import, expected an import that succeeds or raises an "
+        f"Exception; to fix: correct the import"
+    )
+    failure.__cause__ = error
+    return failure

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from fusedops._contract.backend import Backend
+from fusedops._contract.kernel import ops_of
 from fusedops._plugins.record import Record, State
 from fusedops._plugins.registry import registry
 from fusedops._report.table import html_table
@@ -109,7 +110,7 @@ def backends() -> BackendList:
     >>> any(info.state == "ready" for info in fusedops.backends())
     True
     """
-    return BackendList(_info(record) for record in registry.records() if not record.has_only_ops)
+    return BackendList(_info(record) for record in registry.whole() if not record.has_only_ops)
 
 
 def _info(record: Record) -> BackendInfo:
@@ -123,7 +124,7 @@ def _info(record: Record) -> BackendInfo:
         fix=reason.fix if reason else "",
         device_types=backend.device_types if backend else (),
         priority=backend.priority if backend else 0,
-        ops=tuple(dict.fromkeys(item.op for item in backend.kernels)) if backend else (),
+        ops=ops_of(backend.kernels) if backend else (),
         distribution=record.distribution,
         version=record.version,
         file=record.file,

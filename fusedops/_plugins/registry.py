@@ -73,6 +73,12 @@ class Registry:
                 records = self._records
         return records
 
+    def whole(self) -> list[Record]:
+        """Return every record with all its kernels imported, for what shows or checks them all."""
+        for record in self.records():
+            _ = record.kernels
+        return self.records()
+
     def observers(self) -> list[tuple[str, Observer]]:
         """Return every plugin's observing hook with the plugin's name. Loads nothing."""
         hooks = [(record.name, record.observe) for record in self._records or () if record.observe is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, cast
@@ -13,7 +13,7 @@ import torch
 
 from fusedops._contract.backend import API_VERSION, Backend
 from fusedops._contract.constraint import Constraint, shown
-from fusedops._contract.kernel import Adaptation, Deviation, Kernel, NamedFunction
+from fusedops._contract.kernel import Adaptation, Deviation, Kernel, NamedFunction, NamedKernels
 from fusedops._contract.op import Op
 from fusedops._contract.signature import signature_text
 from fusedops._report.direction import Direction
@@ -39,8 +39,14 @@ def check_op_name(op: Op) -> None:
         )
 
 
-def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
-    """Raise PluginError where a backend does not fit the ops."""
+def check_backend(backend: Backend, ops: Mapping[str, Op], named_too: bool = True) -> None:
+    """Raise PluginError where a backend does not fit the ops.
+
+    Args:
+        backend: the backend.
+        ops: the ops of this process.
+        named_too: check kernels whose modules are named as text too, which imports them.
+    """
     where = f"backend {backend.name!r}"
     if not is_backend_name(backend.name):
         raise PluginError(
@@ -87,23 +93,29 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
                 f"{where}: got {field} {shown(names)}, expected a tuple of names; to fix: write them as ('name',)"
             )
     kernels: Any = backend.kernels
-    if not isinstance(kernels, (tuple, list)):
+    if not isinstance(kernels, (tuple, list, NamedKernels)):
         raise PluginError(
             f"{where}: got kernels of type {type(kernels).__name__}, expected a tuple of kernels; to fix: write "
             f"(forward, backward)"
         )
+    for op, module in kernels.modules if isinstance(kernels, NamedKernels) else ():
+        if op:
+            _check_op(where, op, module, ops)
+    if named_too or not isinstance(kernels, NamedKernels):
+        check_kernels(backend, backend.kernels, ops)
+
+
+def check_kernels(backend: Backend, kernels: Sequence[Kernel], ops: Mapping[str, Op]) -> None:
+    """Raise PluginError where kernels do not fit their backend and the ops: all of an op, or of several."""
+    where = f"backend {backend.name!r}"
     seen: dict[tuple[str, Direction, str], Kernel] = {}
-    for item in backend.kernels:
+    for item in kernels:
         if not isinstance(item, Kernel):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PluginError(
                 f"{where}: got {item!r} among its kernels, expected a kernel; to fix: decorate it with "
                 f"@fusedops.kernel(op, constraints...)"
             )
-        if item.op not in ops:
-            raise PluginError(
-                f"{where}: got a kernel for {item.op!r} at {item.location}, expected one of the ops "
-                f"{', '.join(sorted(ops))}; to fix: name one of these, or return the op from fusedops_op"
-            )
+        _check_op(where, item.op, item.location, ops)
         if not set(item.device_types) <= set(backend.device_types):
             raise PluginError(
                 f"{where}: got a kernel for {item.op} at {item.location} with device_types {item.device_types!r}, "
@@ -123,6 +135,14 @@ def check_backend(backend: Backend, ops: Mapping[str, Op]) -> None:
                 f"{where}: got a backward kernel for {name} and no forward kernel, expected both; to fix: add the "
                 f"forward one"
             )
+
+
+def _check_op(where: str, op: str, location: str, ops: Mapping[str, Op]) -> None:
+    if op not in ops:
+        raise PluginError(
+            f"{where}: got a kernel for {op!r} at {location}, expected one of the ops "
+            f"{', '.join(sorted(ops))}; to fix: name one of these, or return the op from fusedops_op"
+        )
 
 
 def _are_texts(values: object) -> bool:

@@ -174,6 +174,7 @@ def checks(
     >>> [check.id for check in testing.checks("eager", op="bias_gelu")][:3]
     ['bias_gelu/forward/kernel', 'bias_gelu/forward/float64', 'bias_gelu/forward/calls']
     """
+    registry.whole()
     record = registry.ready(backend, "check", error=PluginError)
     plugin = record.backend
     assert plugin is not None

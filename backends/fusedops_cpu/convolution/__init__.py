@@ -1,6 +1,1 @@
 """The causal convolution."""
-
-from fusedops import kernels_of
-from fusedops_cpu.convolution import causal_conv1d
-
-KERNELS = kernels_of(causal_conv1d)

@@ -1,6 +1,1 @@
 """Gated activations."""
-
-from fusedops import kernels_of
-from fusedops_cpu.gated import geglu, swiglu
-
-KERNELS = kernels_of(geglu, swiglu)

@@ -1,6 +1,1 @@
 """Mixtures of experts."""
-
-from fusedops import kernels_of
-from fusedops_npu.experts import experts, grouped_matmul
-
-KERNELS = kernels_of(experts, grouped_matmul)

@@ -11,6 +11,7 @@ from torch import Size
 
 from fusedops._contract.backend import Backend
 from fusedops._contract.constraint import Constraint, reasons_of
+from fusedops._contract.kernel import ops_of
 from fusedops._contract.op import Op
 from fusedops._dispatch.selection.padding import padded_kernel, with_padding_fix
 from fusedops._dispatch.selection.recent import Recent
@@ -219,6 +220,7 @@ def _without_fallback(backends: list[PlannedBackend], prefer: str | None) -> lis
 def _planned(
     record: Record, named: bool, op: Op, device_type: str, direction: Direction, assume: Assumed
 ) -> PlannedBackend:
+    kernel = record.kernel(op.name, direction, device_type)  # first: the backend may fail by it
     backend = record.backend
     if backend is None:
         return PlannedBackend(record.name, named, None, record.refusal() or _not_registered(record.name))
@@ -228,10 +230,9 @@ def _planned(
         fix = f"move the tensors to {serves}"
         reason = Reason(ReasonCode.DEVICE, device_type, serves, fix, f"serves {serves}, not {device_type}")
         return PlannedBackend(record.name, named, None, reason)
-    kernel = record.kernel(op.name, direction, device_type)
     if kernel is None:
         what = call_name(op.name, direction)
-        have = ", ".join(dict.fromkeys(item.op for item in backend.kernels)) or "no op"
+        have = ", ".join(ops_of(backend.kernels)) or "no op"
         others = [r.name for r in registry.records() if r.kernel(op.name, direction, device_type)]
         fix = f"prefer {' or '.join(others)}" if others else f"register a backend with a kernel for {what}"
         reason = Reason(
