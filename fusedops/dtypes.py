@@ -7,11 +7,12 @@ tolerances, the conformance kit and the command line read ``STORAGE``. Kernels o
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusedops._named_tuple import NamedTuple
 from fusedops._torch import autocasts
 
 __all__ = [

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fusedops._named_tuple import NamedTuple
 from fusedops._torch import is_same_storage
 
 __all__ = ["cached_for", "reuse"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from fusedops._contract.device_spec import DeviceSpec
 from fusedops._contract.kernel import Kernel, Replay
+from fusedops._named_tuple import NamedTuple
 
 # The version of what a plugin is written against: Backend, kernel, the constraints, and the signatures of the ops and
 # their backwards. It rises when a change can break a working plugin.

@@ -9,11 +9,12 @@ from functools import cached_property
 from importlib import import_module
 from inspect import Signature, signature, unwrap
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 from fusedops._contract.constraint import Constraint
 from fusedops._contract.signature import spread
 from fusedops._contract.values import loaded
+from fusedops._named_tuple import NamedTuple
 from fusedops._report.direction import Direction
 from fusedops.errors import PluginError
 
@@ -293,7 +294,8 @@ class NamedKernels(Sequence[Kernel]):
         return len(self._all)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._all[index]
+        kernels: Any = self._all
+        return kernels[index]
 
     @cached_property
     def _all(self) -> tuple[Kernel, ...]:

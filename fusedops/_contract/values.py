@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
+
+from fusedops._named_tuple import NamedTuple
 
 # NamedTuples, not dataclasses: importing fusedops builds these classes, and a dataclass takes 0.4 ms to build
 

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
-from typing import Any, NamedTuple
+from typing import Any
 
 from fusedops._contract.backend import Backend, Unavailable
 from fusedops._contract.op import Op
+from fusedops._named_tuple import NamedTuple
 from fusedops._plugins.record import Record, failure_of
 from fusedops._plugins.validation import check_backend
 from fusedops.errors import PluginError

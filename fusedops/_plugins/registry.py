@@ -6,12 +6,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from fusedops._contract.backend import Backend
 from fusedops._contract.op import Op
+from fusedops._named_tuple import NamedTuple
 from fusedops._plugins.discovery import OWN_DISTRIBUTION as OWN_DISTRIBUTION
 from fusedops._plugins.discovery import Hooked, Observer, discover, hooks_of
 from fusedops._plugins.record import Record

@@ -8,8 +8,9 @@ wins: ``backend=`` argument > ``use()`` > ``set_policy()`` > environment.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, cast, get_args
 
+from fusedops._named_tuple import NamedTuple
 from fusedops._plugins.registry import registry
 from fusedops._report.foreign_text import error_text, printable
 from fusedops._report.suggestion import unknown_name

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+
+from fusedops._named_tuple import NamedTuple
 
 
 class ReasonCode(str, Enum):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fusedops._named_tuple import NamedTuple
 from fusedops.errors import InvalidInputError
 from fusedops.quantization._formats import SCALED
 

@@ -20,6 +20,7 @@ import fusedops
 
 CORE = pathlib.Path(fusedops.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (  # the lowest first; a name is a module or a package of fusedops
+    ("_named_tuple",),
     ("_report", "_torch", "_version"),
     ("_storages", "dtypes", "errors"),
     ("_contract",),

@@ -28,6 +28,7 @@ pin("priority", lambda: fusedops.register(fusedops.Backend("mine", ("cpu",), "hi
 pin("another API", registering(fusedops_api=9), PLUGIN)
 pin("no kernel", registering(5), PLUGIN)
 pin("kernel's op", registering(made(op="gelu")), PLUGIN)
+pin("a module without it", lambda: [*fusedops.kernels_of(linear="fusedops.masks")], PLUGIN)
 pin("two kernels", registering(GOOD, made()), PLUGIN)
 pin("a kernel's device types", registering(replace(GOOD, device_types=("cuda",))), PLUGIN)
 pin("no promise about rows", registering(replace(GOOD, rows_independent=False)), PLUGIN)

@@ -10,9 +10,10 @@ differ, such as those with a growing key cache, never pay it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fusedops._contract.comparison import comparison_with
+from fusedops._named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from fusedops._plugins.record import PreparedKernel

@@ -1,13 +1,14 @@
 """Arguments and results of attention: defaults made explicit, empty results, the bounds of packed sequences."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.constraint import Arguments, Constraint, is_tensor
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._named_tuple import NamedTuple
 from fusedops._report.reason import ReasonCode
 from fusedops._storages import freed_error, is_freed
 from fusedops.constraints import (

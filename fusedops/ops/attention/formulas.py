@@ -6,12 +6,13 @@ probabilities and their gradients are taken of finite numbers alone, and what th
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedops import masks
+from fusedops._named_tuple import NamedTuple
 from fusedops._torch import is_plain, is_traced, is_transformed
 from fusedops.constraints import Offsets
 from fusedops.dtypes import compute_dtype, no_autocast, upcast

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from fusedops._contract.op import Op
 from fusedops._contract.values import Output
 from fusedops._dispatch.call import call
+from fusedops._named_tuple import NamedTuple
 from fusedops.constraints import Floating, LeadingDims, LogSums, Rank, SameDevice, SameShape
 from fusedops.dtypes import arithmetic, promoted
 

@@ -1,13 +1,14 @@
 """The arguments of the causal convolution: constraints, defaults made explicit, empty results, checks of bounds."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.constraint import Constraint
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._named_tuple import NamedTuple
 from fusedops._storages import freed_error, is_freed
 from fusedops.constraints import (
     Arguments,

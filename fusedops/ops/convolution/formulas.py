@@ -7,12 +7,11 @@ initial state's where the sequence is shorter.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fusedops._named_tuple import NamedTuple
 from fusedops.constraints import Offsets
 from fusedops.dtypes import no_autocast
 from fusedops.ops.gated.formulas import activated

@@ -1,12 +1,13 @@
 """The constraints on the tensors of the ops of experts, whose layout depends on other arguments; the ends of groups."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
 from fusedops._contract.constraint import Constraint
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._named_tuple import NamedTuple
 from fusedops._storages import freed_error, is_freed
 from fusedops.constraints import (
     Arguments,

@@ -7,11 +7,12 @@ elsewhere, and the row counts for nothing. Rows that are sorted by expert are gr
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from fusedops._named_tuple import NamedTuple
 from fusedops.constraints import Offsets
 from fusedops.dtypes import arithmetic, no_autocast
 from fusedops.ops.experts.arguments import GATED, ExpertsArgs, ExpertsGradArgs

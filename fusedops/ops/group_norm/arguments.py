@@ -1,10 +1,11 @@
 """The arguments of group_norm, and their constraints."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from fusedops._contract.constraint import Constraint
+from fusedops._named_tuple import NamedTuple
 from fusedops.constraints import Count, Divisor, Finite, Floating, OneOf, Rank, SameDevice, SameSize
 
 NONE, SILU = "none", "silu"

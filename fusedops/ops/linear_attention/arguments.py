@@ -1,12 +1,13 @@
 """The constraints and the results of linear_attention; the bounds of packed sequences as integers."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from torch import Tensor
 
 from fusedops._contract.constraint import Arguments, Constraint
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._named_tuple import NamedTuple
 from fusedops._storages import freed_error, is_freed
 from fusedops.constraints import (
     Beside,

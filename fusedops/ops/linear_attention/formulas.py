@@ -4,11 +4,12 @@ q and k are repeated for each value head here; kernels need not.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusedops._named_tuple import NamedTuple
 from fusedops.constraints import Offsets
 from fusedops.dtypes import arithmetic
 

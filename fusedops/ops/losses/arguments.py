@@ -1,13 +1,14 @@
 """The arguments of the losses: each op's and its backward's, the constraints on them, the denominator, the targets."""
 
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.constraint import Constraint, shown
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._named_tuple import NamedTuple
 from fusedops._storages import freed_error, is_freed
 from fusedops._torch import dispatch_modes, is_traced, is_transformed
 from fusedops.constraints import (

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fusedops._named_tuple import NamedTuple
 from fusedops.dtypes import compute_dtype, no_autocast, promoted, upcast
 from fusedops.ops.losses.arguments import LinearCrossEntropyArgs, LinearCrossEntropyGradArgs, LossOptions
 

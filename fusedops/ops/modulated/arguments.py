@@ -1,11 +1,12 @@
 """The arguments of the modulated norms and gated residuals, and their constraints."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from fusedops._contract.constraint import Arguments, Constraint
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._named_tuple import NamedTuple
 from fusedops.constraints import (
     Broadcasts,
     Finite,

@@ -1,11 +1,10 @@
 """The constraints on the arguments of the norm ops."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from fusedops._contract.constraint import Constraint
+from fusedops._named_tuple import NamedTuple
 from fusedops.constraints import Count, Divisor, Finite, Flag, Floating, LastDims, OneOf, Rank, SameDevice, SameShape
 from fusedops.ops.gated.formulas import ACTIVATIONS
 

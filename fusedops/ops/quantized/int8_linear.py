@@ -5,13 +5,14 @@ linear, ``torch._int_mm`` with its scales, and torch_npu's npu_dynamic_quant wit
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
+from fusedops._named_tuple import NamedTuple
 from fusedops.constraints import (
     Between,
     Dim,

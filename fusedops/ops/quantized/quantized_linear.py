@@ -3,13 +3,14 @@ transformers' dequantized linear layers, and llama.cpp's products where the acti
 """
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.op import Op
 from fusedops._dispatch.call import call
+from fusedops._named_tuple import NamedTuple
 from fusedops.constraints import Bytes, Floating, OneOf, PackedPart, PackedRows, Rank, SameDevice, SameSize
 from fusedops.dtypes import compute_dtype, no_autocast
 from fusedops.errors import InvalidInputError

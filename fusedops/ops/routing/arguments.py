@@ -1,12 +1,13 @@
 """The constraints on the sizes of a routing: the choices of a row, and the groups of experts."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from fusedops._contract.constraint import Arguments, Constraint
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._named_tuple import NamedTuple
 from fusedops._report.reason import ReasonCode
 from fusedops.constraints import (
     Beside,

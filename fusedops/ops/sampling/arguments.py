@@ -1,12 +1,13 @@
 """The arguments of sample: a number for all rows, or one for each, becomes a tensor."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedops._contract.constraint import shown
 from fusedops._contract.tensor_spec import TensorSpec
+from fusedops._named_tuple import NamedTuple
 from fusedops.errors import InvalidInputError
 
 NO_LOG_PROB = "none"
