@@ -13,16 +13,6 @@ from fusedops import errors as errors
 from fusedops import masks as masks
 from fusedops import ops as ops
 from fusedops import quantization as quantization
-from fusedops._contract.backend import API_VERSION as API_VERSION
-from fusedops._contract.backend import Backend as Backend
-from fusedops._contract.backend import Unavailable as Unavailable
-from fusedops._contract.device_spec import DeviceSpec as DeviceSpec
-from fusedops._contract.kernel import Adaptation as Adaptation
-from fusedops._contract.kernel import Deviation as Deviation
-from fusedops._contract.kernel import Kernel as Kernel
-from fusedops._contract.kernel import Replay as Replay
-from fusedops._contract.kernel import kernel as kernel
-from fusedops._contract.kernel import kernels_of as kernels_of
 from fusedops._contract.op import Op as Op
 from fusedops._contract.tensor_spec import TensorSpec as TensorSpec
 from fusedops._contract.values import Output as Output
@@ -58,10 +48,20 @@ if TYPE_CHECKING:
     from fusedops import testing as testing
     from fusedops import viewless as viewless
     from fusedops._bind import bind as bind
+    from fusedops._contract.backend import API_VERSION as API_VERSION
+    from fusedops._contract.backend import Backend as Backend
+    from fusedops._contract.backend import Unavailable as Unavailable
+    from fusedops._contract.device_spec import DeviceSpec as DeviceSpec
     from fusedops._contract.evidence import Case as Case
     from fusedops._contract.evidence import Evidence as Evidence
     from fusedops._contract.evidence import Rows as Rows
     from fusedops._contract.evidence import Tolerance as Tolerance
+    from fusedops._contract.kernel import Adaptation as Adaptation
+    from fusedops._contract.kernel import Deviation as Deviation
+    from fusedops._contract.kernel import Kernel as Kernel
+    from fusedops._contract.kernel import Replay as Replay
+    from fusedops._contract.kernel import kernel as kernel
+    from fusedops._contract.kernel import kernels_of as kernels_of
     from fusedops._dispatch.selection.stats import reset_stats as reset_stats
     from fusedops._dispatch.selection.stats import stats as stats
     from fusedops._explain import explain as explain
@@ -87,17 +87,25 @@ if TYPE_CHECKING:
 
 # Loaded when first used: a program that runs ops does not need them, and they take a third of the import's time.
 _LAZY = {
+    "API_VERSION": "_contract.backend",
+    "Adaptation": "_contract.kernel",
+    "Backend": "_contract.backend",
     "BackendInfo": "_plugins.registration",
     "Case": "_contract.evidence",
     "Decision": "_report.decision",
+    "Deviation": "_contract.kernel",
+    "DeviceSpec": "_contract.device_spec",
     "Event": "_report.event",
     "Evidence": "_contract.evidence",
+    "Kernel": "_contract.kernel",
     "MakeViewlessTensor": "viewless",
     "Mismatch": "_report.mismatch",
     "Plan": "_plan.report",
+    "Replay": "_contract.kernel",
     "Rows": "_contract.evidence",
     "Stats": "_report.event",
     "Tolerance": "_contract.evidence",
+    "Unavailable": "_contract.backend",
     "Verification": "_report.mismatch",
     "accept": "ops.sampling.formulas",
     "assert_viewless_tensor": "viewless",
@@ -108,6 +116,8 @@ _LAZY = {
     "explain": "_explain",
     "hookimpl": "_plugins.hookspecs",
     "integrations": "integrations",
+    "kernel": "_contract.kernel",
+    "kernels_of": "_contract.kernel",
     "losses": "losses",
     "make_viewless_tensor": "viewless",
     "nn": "nn",

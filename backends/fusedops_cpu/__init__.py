@@ -6,8 +6,9 @@ the library; the probe does.
 
 from __future__ import annotations
 
+from typing import Any
+
 import fusedops
-from fusedops_cpu.bias.bias_dropout_add import recorded_add
 
 _FAMILIES = {  # the ops by folder: each has a module of its name there
     "attention": (
@@ -42,6 +43,12 @@ _FIX = (
 )
 
 
+def _recorded_add(*args: Any, **kwargs: Any) -> Any:
+    from fusedops_cpu.bias.bias_dropout_add import recorded_add
+
+    return recorded_add(*args, **kwargs)
+
+
 def _probe() -> fusedops.Unavailable | None:
     from fusedops_cpu.launch import library
 
@@ -69,7 +76,7 @@ def fusedops_backend() -> fusedops.Backend:
         ),
         probe=_probe,
         optional=True,
-        records={"aten.add.Tensor": recorded_add},
+        records={"aten.add.Tensor": _recorded_add},
         needs="the compiled library, for x86-64 or aarch64",
         fusedops_api=2,
     )

@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 
 import fusedops
-from fusedops_flash_attn import _package
 
 
 def _probe() -> fusedops.Unavailable | None:
+    from fusedops_flash_attn import _package
+
     installed = _package.installed()
     if installed.two is None and installed.three is None:
         return fusedops.Unavailable(installed.why, installed.fix)

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import fusedops
+from fusedops._plugins.discovery import OWN_DISTRIBUTION
 from fusedops._plugins.record import Record
-from fusedops._plugins.registry import OWN_DISTRIBUTION, registry
+from fusedops._plugins.registry import registry
 
 OPS = [fusedops.ops.OPS[name] for name in fusedops.ops.__all__]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import fusedops
-from fusedops._plugins.registry import OWN_DISTRIBUTION, registry
+from fusedops._plugins.discovery import OWN_DISTRIBUTION
+from fusedops._plugins.registry import registry
 
 OPS = [fusedops.ops.OPS[name] for name in fusedops.ops.__all__]
 

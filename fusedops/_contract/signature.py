@@ -47,21 +47,19 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
         bound.apply_defaults()
         return bound.args
 
-    @wraps(function)
     def spreading(*args: Any, **kwargs: Any) -> Any:
         args = args if not kwargs and len(args) >= stop else in_order(args, kwargs)
         return function(*args[:start], new(kind, args[start:stop]), *args[stop:])
 
-    @wraps(function)
     def spreading_first(*args: Any, **kwargs: Any) -> Any:
         args = args if not kwargs and len(args) >= stop else in_order(args, kwargs)
         return function(new(kind, args[:stop]), *args[stop:])
 
-    @wraps(function)
     def spreading_all(*args: Any, **kwargs: Any) -> Any:
         return function(new(kind, args if not kwargs and len(args) >= stop else in_order(args, kwargs)))
 
-    chosen: Any = spreading_all if len(parameters) == 1 else spreading_first if start == 0 else spreading
+    calls = spreading_all if len(parameters) == 1 else spreading_first if start == 0 else spreading
+    chosen: Any = wraps(function)(calls)
     kept = list(parameters.values())
     chosen.__signature__ = inspect.Signature([*kept[:start], *_fields_of(kind), *kept[start + 1 :]])
     return chosen

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusedops._contract.backend import Backend
 from fusedops._contract.op import Op
 from fusedops._named_tuple import NamedTuple
-from fusedops._plugins.discovery import OWN_DISTRIBUTION as OWN_DISTRIBUTION
-from fusedops._plugins.discovery import Hooked, Observer, discover, hooks_of
-from fusedops._plugins.record import Record
-from fusedops._plugins.validation import check_backend, check_op_name, is_backend_name
 from fusedops._report.foreign_text import error_text
 from fusedops._report.suggestion import DEVICE_TYPES, TORCH_DEVICE_TYPES, unknown_name
 from fusedops.errors import FusedOpsError, PluginError, PolicyError
+
+if TYPE_CHECKING:  # what is imported in a function is not needed before the first call: 5 ms
+    from fusedops._contract.backend import Backend
+    from fusedops._plugins.discovery import Observer
+    from fusedops._plugins.record import Record
 
 REGISTERED = "(registered)"  # the distribution of what fusedops.register() added
 
@@ -55,6 +56,8 @@ class Registry:
         """Return every record in the default order, ready or not, by priority. Loads the plugins on first use."""
         records = self._records
         if records is None:
+            from fusedops._plugins.discovery import discover
+
             with self._lock:
                 if self._records is None:
                     if self._loading_thread == threading.get_ident():
@@ -87,6 +90,8 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return the names of backends that a policy may use."""
+        from fusedops._plugins.validation import is_backend_name
+
         records = (record for record in self.records() if not record.has_only_ops)
         return list(dict.fromkeys(record.name for record in records if is_backend_name(record.name)))
 
@@ -166,7 +171,7 @@ class Registry:
                 f"op {op.name!r}: got a second op of this name, expected a free name; to fix: rename one of "
                 f"the two, or register it once"
             )
-        check_op_name(op)
+        _check_op_name(op)
         self.ops[op.name] = op
         try:
             for notify in self.on_new_op:
@@ -192,6 +197,8 @@ class Registry:
 
     def _add_plugin(self, ops: tuple[Op, ...], backend: Backend | None) -> None:
         """Add the ops of a plugin and check its backend against them; where it does not fit, the ops are not added."""
+        from fusedops._plugins.validation import check_backend
+
         self._add_ops(ops)
         try:
             if backend is not None:
@@ -202,6 +209,10 @@ class Registry:
 
     def register(self, plugin: Any, name: str | None = None) -> Backend | None:
         """Implement :func:`fusedops.register`."""
+        from fusedops._contract.backend import Backend
+        from fusedops._plugins.discovery import Hooked, hooks_of
+        from fusedops._plugins.record import Record
+
         if isinstance(plugin, Op):
             hooked = Hooked(None, (plugin,), None)
         elif isinstance(plugin, Backend):
@@ -288,6 +299,19 @@ class Registry:
         self._loading_thread = None
         for record in self._records or ():
             record.lock = threading.RLock()
+
+
+def _check_op_name(op: Op) -> None:
+    """Raise PluginError where torch cannot register an op under its name."""
+    name: Any = op.name
+    valid = isinstance(name, str) and name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
+    suffix = "_backward" if valid and name.endswith("_backward") else ""
+    if not valid or suffix:
+        kind = f"a name that ends in {suffix!r}, as torch's function for the gradient does" if suffix else "that name"
+        raise PluginError(
+            f"op {name!r}: got {kind}, expected an ASCII identifier that is no keyword of Python, such as 'my_op'; to "
+            f"fix: rename the op's function"
+        )
 
 
 def _in_order(records: list[Record]) -> list[Record]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import keyword
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -24,19 +23,6 @@ from fusedops.errors import PluginError
 def is_backend_name(name: object) -> bool:
     """Return True for a name that a policy can have."""
     return isinstance(name, str) and name.isidentifier() and name == name.lower() and name != "auto"
-
-
-def check_op_name(op: Op) -> None:
-    """Raise PluginError where torch cannot register an op under its name."""
-    name: Any = op.name
-    valid = isinstance(name, str) and name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
-    suffix = "_backward" if valid and name.endswith("_backward") else ""
-    if not valid or suffix:
-        kind = f"a name that ends in {suffix!r}, as torch's function for the gradient does" if suffix else "that name"
-        raise PluginError(
-            f"op {name!r}: got {kind}, expected an ASCII identifier that is no keyword of Python, such as 'my_op'; to "
-            f"fix: rename the op's function"
-        )
 
 
 def check_backend(backend: Backend, ops: Mapping[str, Op], named_too: bool = True) -> None:

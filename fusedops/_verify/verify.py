@@ -15,8 +15,9 @@ from torch import Tensor
 from fusedops._contract.kernel import Kernel
 from fusedops._contract.op import Op
 from fusedops._dispatch.selection.decide import call_text
+from fusedops._plugins.discovery import OWN_DISTRIBUTION
 from fusedops._plugins.record import PreparedKernel, Record
-from fusedops._plugins.registry import OWN_DISTRIBUTION, registry
+from fusedops._plugins.registry import registry
 from fusedops._policy import context
 from fusedops._policy.context import ActivePolicy
 from fusedops._report.direction import Direction

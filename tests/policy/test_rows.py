@@ -11,7 +11,8 @@ import torch
 
 import fusedops
 from fusedops import Backend, NoBackendError, PluginError, TensorSpec, testing
-from fusedops._plugins.registry import OWN_DISTRIBUTION, registry
+from fusedops._plugins.discovery import OWN_DISTRIBUTION
+from fusedops._plugins.registry import registry
 from fusedops.constraints import Dim
 
 OP = testing.OPS["scaled_masked_softmax"]

@@ -41,7 +41,7 @@ def kinds_of_functions(header: str) -> dict[str, bytes]:
     header = re.sub("//.*", "", header)
     structs: dict[str, bytes] = {}
     for name, body in _STRUCT.findall(header):
-        structs[name] = b"".join(_kinds(name, _METHOD.sub("", body), structs))
+        structs[name] = b"".join(_kinds(name, _METHOD.sub("", body) if "(" in body else body, structs))
     return {function: structs[struct] for function, struct in _FUNCTION.findall(header)}
 
 

@@ -9,7 +9,6 @@ import warnings
 from typing import Any
 
 from fusedops._contract.op import Op
-from fusedops._dispatch.selection.decide import decide
 from fusedops._dispatch.selection.plan import Plan, make_plan
 from fusedops._dispatch.selection.stats import forget_first_uses, is_first, publish
 from fusedops._plugins.record import PreparedKernel
@@ -48,6 +47,8 @@ def fall_back(plan: Plan, args: tuple[Any, ...]) -> PreparedKernel:
     """
     kernel, refused = plan.survey(args)
     if kernel is None:
+        from fusedops._dispatch.selection.decide import decide  # not before: the decision's data classes take 5 ms
+
         raise NoBackendError(decide(plan, args))
     key = (kernel, *(constraint for _, constraint in refused))
     counting = plan.fallbacks.get(key)  # one look-up a call, however often it falls back
