@@ -8,34 +8,37 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fusedops import dtypes as dtypes
-from fusedops import errors as errors
-from fusedops import masks as masks
-from fusedops import ops as ops
-from fusedops import quantization as quantization
-from fusedops._contract.op import Op as Op
-from fusedops._contract.tensor_spec import TensorSpec as TensorSpec
-from fusedops._contract.values import Output as Output
-from fusedops._contract.values import Padding as Padding
-from fusedops._contract.values import Saved as Saved
-from fusedops._contract.values import Shard as Shard
-from fusedops._contract.values import Sharding as Sharding
-from fusedops._dispatch.call import call as call
-from fusedops._policy.context import get_policy as get_policy
-from fusedops._policy.policy import Policy as Policy
-from fusedops._policy.use import checkpoint_contexts as checkpoint_contexts
-from fusedops._policy.use import set_policy as set_policy
-from fusedops._policy.use import use as use
-from fusedops._version import __version__ as __version__
-from fusedops.errors import FallbackWarning as FallbackWarning
-from fusedops.errors import FusedOpsError as FusedOpsError
-from fusedops.errors import FusedOpsWarning as FusedOpsWarning
-from fusedops.errors import InvalidInputError as InvalidInputError
-from fusedops.errors import MismatchError as MismatchError
-from fusedops.errors import NoBackendError as NoBackendError
-from fusedops.errors import PluginError as PluginError
-from fusedops.errors import PolicyError as PolicyError
-from fusedops.ops import *  # noqa: F403  # every op, so that a new one needs no line here
+from fusedops._collector import paused
+
+with paused():
+    from fusedops import dtypes as dtypes
+    from fusedops import errors as errors
+    from fusedops import masks as masks
+    from fusedops import ops as ops
+    from fusedops import quantization as quantization
+    from fusedops._contract.op import Op as Op
+    from fusedops._contract.tensor_spec import TensorSpec as TensorSpec
+    from fusedops._contract.values import Output as Output
+    from fusedops._contract.values import Padding as Padding
+    from fusedops._contract.values import Saved as Saved
+    from fusedops._contract.values import Shard as Shard
+    from fusedops._contract.values import Sharding as Sharding
+    from fusedops._dispatch.call import call as call
+    from fusedops._policy.context import get_policy as get_policy
+    from fusedops._policy.policy import Policy as Policy
+    from fusedops._policy.use import checkpoint_contexts as checkpoint_contexts
+    from fusedops._policy.use import set_policy as set_policy
+    from fusedops._policy.use import use as use
+    from fusedops._version import __version__ as __version__
+    from fusedops.errors import FallbackWarning as FallbackWarning
+    from fusedops.errors import FusedOpsError as FusedOpsError
+    from fusedops.errors import FusedOpsWarning as FusedOpsWarning
+    from fusedops.errors import InvalidInputError as InvalidInputError
+    from fusedops.errors import MismatchError as MismatchError
+    from fusedops.errors import NoBackendError as NoBackendError
+    from fusedops.errors import PluginError as PluginError
+    from fusedops.errors import PolicyError as PolicyError
+    from fusedops.ops import *  # noqa: F403  # every op, so that a new one needs no line here
 
 if TYPE_CHECKING:
     from fusedops import compat as compat
@@ -134,7 +137,7 @@ _LAZY = {
     "viewless": "viewless",
     "warm_up": "_warm_up",
 }
-_MODULES = ("import_module", "TYPE_CHECKING", "Any")
+_MODULES = ("import_module", "paused", "TYPE_CHECKING", "Any")
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
     {name for name in globals() if not name.startswith("_") and name not in (*_MODULES, "OPS")} | set(_LAZY)
 )

@@ -29,7 +29,7 @@ from fusedops._dispatch.registered.symbolic_floats import SymbolicFloats
 from fusedops._plugins.registry import registry
 from fusedops._policy.policy import check_text
 from fusedops._report.user_frame import user_stack_level
-from fusedops._torch import define, destroy, is_onnx_export, register_fake
+from fusedops._torch import define, destroy, implement, is_onnx_export, register_fake
 from fusedops._version import __version__
 from fusedops.errors import FusedOpsWarning, InvalidInputError
 
@@ -153,7 +153,7 @@ def _define(
         _schemas[name] = schema
         _mark.cache_clear()
         define(library, name, schema)
-    library.impl(name, impl.run, "CompositeExplicitAutograd")
+    implement(library, name, impl.run, "CompositeExplicitAutograd")
     register_fake(library, name, impl.fake)
-    library.impl(name, autograd, "Autograd", with_keyset=True)
-    library.impl(name, impl.reference, "FuncTorchBatched")
+    implement(library, name, autograd, "Autograd", with_keyset=True)
+    implement(library, name, impl.reference, "FuncTorchBatched")
