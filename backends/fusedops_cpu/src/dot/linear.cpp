@@ -19,17 +19,22 @@ namespace {
 // terms of a part, at most: with AT_ONCE rows of the weight and TALL of x, what an L1 cache of 32 KiB holds
 constexpr int64_t DEPTH = 768;
 constexpr int64_t ROWS = 256;  // of x of a block of work: a part of them stays in the L2 cache
-// rows of x for which both are packed: of several parts, and of one
-constexpr int64_t MANY = 48, MANY_OF_ONE_PART = VECTOR_BYTES == 64 ? 256 : MANY;
+// rows of x for which both are packed: of several parts, and of one; and for which a packed weight is unpacked
+constexpr int64_t MANY = VECTOR_BYTES == 32 ? 96 : 48, MANY_OF_ONE_PART = VECTOR_BYTES >= 32 ? 256 : MANY;
+constexpr int64_t MANY_UNPACKED = 48, MANY_UNPACKED_OF_ONE_PART = VECTOR_BYTES == 64 ? 256 : MANY_UNPACKED;
 constexpr int64_t MOST_PACKED = 1 << 20;              // floats of x that are packed at a time
 constexpr int64_t COLUMNS = 128, LEAST_COLUMNS = 32;  // rows of the weight of a block of work
 constexpr int64_t PRODUCTS = 1 << 20;                 // of a worker, at least: some 20 us
 constexpr int AT_ONCE = 4;                            // rows of the weight of a tile; of one or two rows of x, more
 #if defined(__aarch64__)
-constexpr int TALL = 6;  // rows of x of a tile, at most
+constexpr bool MANY_REGISTERS = true;  // 32, not 16
 #else
-constexpr int TALL = VECTOR_BYTES == 64 ? 6 : 3;
+constexpr bool MANY_REGISTERS = VECTOR_BYTES == 64;
 #endif
+constexpr int TALL = MANY_REGISTERS ? 6 : 3;  // rows of x of a tile, at most
+// Rows of the weight of a tile of one or two rows of x. 16 rows that are a multiple of 4 KiB apart do not fit into the
+// ways of an L1 cache, and with AVX2 a line is read twice.
+constexpr int OF_ONE_ROW = MANY_REGISTERS ? 16 : 8, OF_TWO_ROWS = MANY_REGISTERS ? 8 : AT_ONCE;
 
 // Without it, each product loads the vector again.
 INLINE void keep_in_register(vfloat& v) {
@@ -56,19 +61,20 @@ NOINLINE void dots(const DotRows& group, int64_t m, const float* ahead) {
   const float *x = group.x + m * x_row, *weight = group.weight;
   vfloat total[M * N] = {};
   auto add = [&](int64_t k, auto lanes) __attribute__((always_inline)) {
-    vfloat w[N];
-#pragma GCC unroll 16
-    for (int n = 0; n < N; n++) {
-      w[n] = load(weight + n * weight_row + k, lanes);
-      if (M > 1) keep_in_register(w[n]);
+    vfloat rows[M];
+#pragma GCC unroll 6
+    for (int i = 0; i < M; i++) {
+      rows[i] = load(x + i * x_row + k, lanes);
+      if (M > 1) keep_in_register(rows[i]);
     }
 #pragma GCC unroll 4
     for (int n = 0; n < ASKS; n++) __builtin_prefetch(ahead + n * weight_row + k, 0, 2);
-#pragma GCC unroll 6
-    for (int i = 0; i < M; i++) {
-      const vfloat row = load(x + i * x_row + k, lanes);
 #pragma GCC unroll 16
-      for (int n = 0; n < N; n++) total[i * N + n] += row * w[n];
+    for (int n = 0; n < N; n++) {
+      vfloat w = load(weight + n * weight_row + k, lanes);
+      if (M > 1) keep_in_register(w);
+#pragma GCC unroll 6
+      for (int i = 0; i < M; i++) total[i * N + n] += rows[i] * w;
     }
   };
   int64_t k = 0;
@@ -96,7 +102,7 @@ INLINE void dots_of(int64_t rows, const DotRows& group, int64_t m, int64_t asks,
 // weight after these.
 template <int N>
 void dots_of_rows(const DotRows& group) {
-  constexpr int MOST = N > 2 * AT_ONCE ? 1 : N > AT_ONCE ? 2 : TALL;
+  constexpr int MOST = N == OF_ONE_ROW ? 1 : N == AT_ONCE ? TALL : 2;
   const int64_t tiles = divide_up(group.rows, MOST);
   int64_t asks = tiles > 1 ? 2 : 4;
   const float* ahead = group.weight + N * group.weight_row;
@@ -215,8 +221,8 @@ struct Linear {
         dots_of_rows<count>(group);
       }
     };
-    if (rows == 1) add_columns(std::integral_constant<int, 4 * AT_ONCE>{});
-    if (rows == 2) add_columns(std::integral_constant<int, 2 * AT_ONCE>{});
+    if (rows == 1) add_columns(std::integral_constant<int, OF_ONE_ROW>{});
+    if (rows == 2) add_columns(std::integral_constant<int, OF_TWO_ROWS>{});
     add_columns(std::integral_constant<int, AT_ONCE>{});
     if (n == columns) return;
     float* last = sums + height * width;  // a copy of the last rows, as many as a tile has
@@ -293,7 +299,8 @@ Status forward(const Linear& linear) {
 }  // namespace
 
 bool takes_packed_weight(int64_t rows, int64_t columns, int64_t terms) {
-  return terms && rows >= (terms > PackedProducts::DEPTH ? MANY : MANY_OF_ONE_PART) && columns >= TILE_COLUMNS;
+  return terms && rows >= (terms > PackedProducts::DEPTH ? MANY_UNPACKED : MANY_UNPACKED_OF_ONE_PART) &&
+         columns >= TILE_COLUMNS;
 }
 Status linear_of_packed(const float* x, const PackedWeight& weight, Unpack unpack, const float* bias, void* y,
                         int64_t dtype, int64_t rows, int64_t columns, int64_t terms) {
