@@ -104,7 +104,8 @@ def targets(ops: Sequence[str] = (), backends: Sequence[str] = ()) -> list[Targe
         for name, record in plugins.items()
     }
     sizes = {
-        (name, device): min((_affordable(op, name, device) for op in served[name]), default=SMALL)
+        # up to the first slow op
+        (name, device): LARGE if served[name] and all(_is_fast(op, name, device) for op in served[name]) else SMALL
         for (name, record), device in product(plugins.items(), devices)
         if name in (backends or plugins) and record.backend and record.backend.serves(device)
     }
@@ -116,8 +117,8 @@ def targets(ops: Sequence[str] = (), backends: Sequence[str] = ()) -> list[Targe
     ]
 
 
-def _affordable(op_name: str, backend: str, device: str) -> int:
-    """Return the largest number of elements of a tensor: few where 32 Ki elements take 30 ms of this process.
+def _is_fast(op_name: str, backend: str, device: str) -> bool:
+    """Return False where a call of 32 Ki elements takes 30 ms of this process: it affords few elements.
 
     On one machine the slowest op of an interpreter took 80 to 140 ms, that of any other backend 10.
     """
@@ -135,5 +136,5 @@ def _affordable(op_name: str, backend: str, device: str) -> int:
             start = time.process_time()
             op.call_public(*args)
             if elements > 2**6 and time.process_time() - start > 0.03:
-                return SMALL
-    return LARGE
+                return False
+    return True

@@ -6,6 +6,7 @@ thread it must be what one of the backends gives.
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import threading
@@ -31,7 +32,9 @@ def main(seed: int) -> int:
     aims = targets()
     passing = [loopback.backend(name) for name in _PASSING]
     fusedops.register(passing[0])
-    calls = known_calls(aims, _PASSING[:1], random.Random(seed), 1)
+    drawn = [random.Random(f"{seed}:{number}").choices(aims, k=ROUNDS) for number in range(THREADS)]
+    wanted = [*dict.fromkeys(itertools.chain(*drawn))]
+    calls = {known.target: known for known in known_calls(wanted, _PASSING[:1], random.Random(seed), 1)}
     fusedops.unregister(_PASSING[0])
     fast = [aim.backend for aim in aims if aim.elements > SMALL]
     done = threading.Event()
@@ -72,8 +75,7 @@ def main(seed: int) -> int:
     def work(number: int) -> None:
         dice = random.Random(f"{seed}:{number}")
         try:
-            for _ in range(ROUNDS):
-                known = dice.choice(calls)
+            for known in [calls[aim] for aim in drawn[number] if aim in calls]:
                 if known.target.elements <= SMALL:  # an interpreter: a call takes long, and once may make three
                     with fusedops.use(known.target.backend):
                         if known.run() != known.bits[known.target.backend]:
@@ -84,7 +86,7 @@ def main(seed: int) -> int:
             failures.append(traceback.format_exc())
 
     def change() -> None:
-        dice = random.Random(seed)
+        dice, first = random.Random(seed), next(iter(calls.values()))
         try:
             while not done.is_set():
                 plugin = dice.choice(passing)
@@ -92,7 +94,7 @@ def main(seed: int) -> int:
                 fusedops.set_policy(dice.choice([None, *fast]), fallback=dice.choice(("silent", None)))
                 fusedops.backends()
                 fusedops.stats()
-                calls[0].decision()
+                first.decision()
                 fusedops.unregister(plugin.name)
         except BaseException:
             failures.append(traceback.format_exc())
