@@ -1,9 +1,10 @@
 """NamedTuple as in typing, whose classes are made in half the time: their annotations stay text, never compiled."""
 
+import sys
 from collections import namedtuple
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or sys.version_info >= (3, 14):  # which compiles no annotation before it is asked for
     from typing import NamedTuple as NamedTuple
 else:
 
