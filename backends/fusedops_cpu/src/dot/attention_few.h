@@ -31,6 +31,7 @@ INLINE vfloat sums_of(vfloat* v) {
   if constexpr (S == LANES) {
     return v[0];
   } else {
+#pragma GCC unroll 8
     for (int i = 0; i < LANES; i += 2 * S)
       v[i] = shuffled<Lower<S>>(v[i], v[i + S]) + shuffled<Upper<S>>(v[i], v[i + S]);
     return sums_of<2 * S>(v);
@@ -75,21 +76,29 @@ template <int M, class Values>
 NOINLINE void add_values(const float* weights, const uint8_t* hidden, int64_t row, Values v, int64_t n, int64_t size,
                          float* values, int64_t room) {
   constexpr int VECTORS = VECTOR_BYTES == 64 ? 4 : 2;
-  const auto columns = [=](int64_t at, auto lanes, auto vectors) {
+  const auto columns = [=](int64_t at, auto lanes, auto vectors) __attribute__((always_inline)) {
     constexpr int COUNT = decltype(vectors)::value;
     vfloat sums[M][COUNT];
+#pragma GCC unroll 4
     for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
       for (int c = 0; c < COUNT; c++) sums[m][c] = load(values + m * room + at + c * LANES);
     for (int64_t key = 0; key < n; key++) {
       if (hidden && hidden[key]) continue;
+      vfloat w[M];
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) w[m] = all(weights[m * row + key]);
 #pragma GCC unroll 4
       for (int c = 0; c < COUNT; c++) {
-        const vfloat x = load(v[key] + at + c * LANES, lanes);
+        vfloat x = load(v[key] + at + c * LANES, lanes);
+        keep_in_register(x);
 #pragma GCC unroll 4
-        for (int m = 0; m < M; m++) sums[m][c] += x * weights[m * row + key];
+        for (int m = 0; m < M; m++) sums[m][c] += x * w[m];
       }
     }
+#pragma GCC unroll 4
     for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
       for (int c = 0; c < COUNT; c++) store(values + m * room + at + c * LANES, sums[m][c]);
   };
   int64_t at = 0;

@@ -18,9 +18,12 @@ namespace {
 
 // terms of a part, at most: with AT_ONCE rows of the weight and TALL of x, what an L1 cache of 32 KiB holds
 constexpr int64_t DEPTH = 768;
-constexpr int64_t ROWS = 256;  // of x of a block of work: a part of them stays in the L2 cache
-// rows of x for which both are packed: of several parts, and of one; and for which a packed weight is unpacked
-constexpr int64_t MANY = VECTOR_BYTES == 32 ? 96 : 48, MANY_OF_ONE_PART = VECTOR_BYTES >= 32 ? 256 : MANY;
+// rows of x of a block of work, that are packed and that are not: a part of them stays in the L2 cache
+constexpr int64_t ROWS = 256, ROWS_AS_THEY_LIE = VECTOR_BYTES == 32 ? 72 : ROWS;
+// rows of x for which both are packed: of several parts, and of one (with AVX2, packing them gains nothing); and for
+// which a packed weight is unpacked
+constexpr int64_t MANY = VECTOR_BYTES == 32 ? 96 : 48;
+constexpr int64_t MANY_OF_ONE_PART = VECTOR_BYTES == 32 ? INT64_MAX : VECTOR_BYTES == 64 ? 256 : MANY;
 constexpr int64_t MANY_UNPACKED = 48, MANY_UNPACKED_OF_ONE_PART = VECTOR_BYTES == 64 ? 256 : MANY_UNPACKED;
 constexpr int64_t MOST_PACKED = 1 << 20;              // floats of x that are packed at a time
 constexpr int64_t COLUMNS = 128, LEAST_COLUMNS = 32;  // rows of the weight of a block of work
@@ -35,15 +38,6 @@ constexpr int TALL = MANY_REGISTERS ? 6 : 3;  // rows of x of a tile, at most
 // Rows of the weight of a tile of one or two rows of x. 16 rows that are a multiple of 4 KiB apart do not fit into the
 // ways of an L1 cache, and with AVX2 a line is read twice.
 constexpr int OF_ONE_ROW = MANY_REGISTERS ? 16 : 8, OF_TWO_ROWS = MANY_REGISTERS ? 8 : AT_ONCE;
-
-// Without it, each product loads the vector again.
-INLINE void keep_in_register(vfloat& v) {
-#if defined(__aarch64__)
-  asm("" : "+w"(v));
-#elif defined(__x86_64__) || defined(_M_X64)
-  asm("" : "+v"(v));
-#endif
-}
 
 // Some rows of x and of the weight, and where their products go, or what they are added to.
 struct DotRows {
@@ -150,7 +144,7 @@ NOINLINE void pack_lanes(const float* from, int64_t row, int64_t rows, int64_t t
 struct Linear {
   LinearForward call;
   ActivationPass activation;
-  int64_t height, width = COLUMNS;              // of a block of work
+  int64_t height, width;                        // of a block of work
   int64_t parts, depth = 0;                     // of the terms, and how many each has
   const PackedWeight* packed_weight = nullptr;  // in place of call.weight: with its function, and the dtype of y
   Unpack unpack = nullptr;
@@ -158,16 +152,19 @@ struct Linear {
 
   explicit Linear(const LinearForward& call)
       : call(call), activation(PlainActivation{std::max<int64_t>(SILU, call.activation)}) {
-    height = divide_up(call.rows, divide_up(call.rows, ROWS));  // equal ones
     parts = divide_up(call.terms, DEPTH);
     if (parts) depth = round_up(divide_up(call.terms, parts), LANES);
-    set_width();
+    set_block(ROWS);
+    if (!packs()) set_block(ROWS_AS_THEY_LIE);
   }
   Linear(const LinearForward& call, const PackedWeight& weight, Unpack unpack, int64_t dtype) : Linear(call) {
     packed_weight = &weight, this->unpack = unpack, this->dtype = dtype;
+    set_block(ROWS);
     parts = divide_up(call.terms, PackedProducts::DEPTH), depth = std::min(call.terms, PackedProducts::DEPTH);
   }
-  void set_width() {
+  void set_block(int64_t most_rows) {
+    height = divide_up(call.rows, divide_up(call.rows, most_rows));  // equal ones
+    width = COLUMNS;
     while (width > LEAST_COLUMNS && blocks() < std::min(most_workers(), 4 * workers_for(INT64_MAX))) width /= 2;
   }
   int64_t panels() const { return divide_up(call.columns, width); }

@@ -224,5 +224,14 @@ INLINE vfloat load_ahead(const T* p, Lanes lanes) {
   return load(p, lanes);
 }
 
+// Keeps a vector that was loaded, where each product would load it again.
+INLINE void keep_in_register(vfloat& v) {
+#if defined(__aarch64__)
+  asm("" : "+w"(v));
+#elif defined(__x86_64__) || defined(_M_X64)
+  asm("" : "+v"(v));
+#endif
+}
+
 }  // namespace
 }  // namespace fusedops
