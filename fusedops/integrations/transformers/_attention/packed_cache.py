@@ -103,6 +103,11 @@ class PackedCache(Cache):
         layers: list[Any] = self.layers
         return sum(each.nbytes for layer in layers for each in (*layer.codes, *layer.scales))
 
+    @property
+    def max_cache_len(self) -> NoReturn:
+        """Refuse: PEFT asks for it before it puts a cache of its own in place of this one."""
+        raise _unsupported("prefix tuning of PEFT", "the keys of a prefix come in another cache")
+
 
 class PackedKeys(Tensor):
     """The keys of a layer for an attention function: (B, Nk, S, D) without memory, of which the last are new."""
