@@ -65,14 +65,18 @@ class Frame:
         owner: the object that the block was entered with.
         outer: the frame around it, or None.
         derive: makes the block's policy from the one around it.
+        watches: it compares results.
     """
 
-    __slots__ = ("_active", "_base", "_derive", "ended", "outer", "owner", "token")
+    __slots__ = ("_active", "_base", "_derive", "ended", "outer", "owner", "token", "watches")
     token: Token[Frame | None]  # of entering
 
-    def __init__(self, owner: object, outer: Frame | None, derive: Callable[[ActivePolicy], ActivePolicy]) -> None:
+    def __init__(
+        self, owner: object, outer: Frame | None, derive: Callable[[ActivePolicy], ActivePolicy], watches: bool
+    ) -> None:
         self.owner = owner
         self.outer = outer
+        self.watches = watches
         self.ended = False
         self._derive: Callable[[ActivePolicy], ActivePolicy] = derive
         self._base: ActivePolicy | None = None
@@ -89,11 +93,18 @@ class Frame:
     def end(self) -> None:
         """Mark the block as ended, also in the context where it was entered if that is another one."""
         self.ended = True
+        self.stop_watching()
         try:
             frame.reset(self.token)
         except ValueError:  # the event loop closes an async generator in another task
             self._derive = lambda active: active
             self._base = None
+
+    def stop_watching(self) -> None:
+        """Count the block no more among those that compare results."""
+        if self.watches:
+            self.watches = False
+            _count_watching(-1)
 
 
 _NOTHING = ActivePolicy(Policy())
@@ -103,16 +114,17 @@ watching = 0  # number of blocks that compare results: a bound function looks fo
 _lock = threading.RLock()
 
 
-def enter(owner: object, derive: Callable[[ActivePolicy], ActivePolicy]) -> ActivePolicy:
+def enter(owner: object, derive: Callable[[ActivePolicy], ActivePolicy], watches: bool = False) -> ActivePolicy:
     """Begin a block in this thread or task, and return its policy. An error in ``derive`` begins none."""
-    block = Frame(owner, frame.get(), derive)
+    block = Frame(owner, frame.get(), derive, watches)
     active = block.active()
     block.token = frame.set(block)
+    if watches:
+        _count_watching(1)
     return active
 
 
-def count_watching(change: int) -> None:
-    """Add to ``watching``: 1 where a block that compares results begins, -1 where one ends."""
+def _count_watching(change: int) -> None:
     global watching
     with _lock:
         watching += change
@@ -199,6 +211,10 @@ def reset() -> None:
     global process
     with _lock:
         process = None
+    block = frame.get()
+    while block is not None:
+        block.stop_watching()
+        block = block.outer
     frame.set(None)
 
 

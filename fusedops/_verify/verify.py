@@ -78,13 +78,11 @@ class verify:
         self.report = Verification(self._record.name if self._record else REFERENCE)
 
     def __enter__(self) -> Verification:
-        context.enter(self, self._derive)
-        context.count_watching(1)
+        context.enter(self, self._derive, watches=True)
         return self.report
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         context.leave(self)
-        context.count_watching(-1)
         if kind is None and self.report.mismatches and not self._raise:
             warnings.warn(
                 f"got {self.report.mismatches} results beyond the tolerance; {self.report.worst}",

@@ -13,6 +13,7 @@ from policy_cases import who
 
 import fusedops
 from fusedops import PolicyError
+from fusedops._policy import context
 
 pytestmark = pytest.mark.usefixtures("no_compiled_backend")
 
@@ -151,6 +152,14 @@ def test_verify_blocks_are_blocks_too() -> None:
     text = str(error.value)
     assert text.startswith("got the end of verify(against='reference', every=1) inside use('triton') of ")
     assert fusedops.get_policy().sources == ()
+    assert not context.watching, "a bound function looks for no block that compares results"
+
+
+def test_a_reset_ends_a_verify_block() -> None:
+    fusedops.verify("reference").__enter__()
+    assert context.watching
+    context.reset()
+    assert not context.watching
 
 
 def test_one_block_object_entered_twice_ends_twice() -> None:
