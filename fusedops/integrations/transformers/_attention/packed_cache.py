@@ -131,7 +131,8 @@ class PackedKeys(Tensor):
         """Refuse every function of torch: codes are no keys."""
         raise InvalidInputError(
             f"quantized_cache: got keys in codes in {function}, expected them in attention implementation 'fusedops' "
-            "alone; to fix: call apply(model) before generate, or use the cache that generate makes"
+            "alone; to fix: call apply(model) before generate, or use the cache that generate makes, as where a model "
+            "computes its keys from what it keeps (DeepSeek-V3)"
         )
 
 
