@@ -67,7 +67,7 @@ LARGE: dict[str, list[Case]] = {
     "linear_attention backward": [{**LINEAR_ATTENTION, "launch": at} for at in range(2, 6)],
 }
 CASES = {
-    f"{op}, {at}": {"op": op, "dtype": "bfloat16", "target": "sm_90", **case}
+    f"{op}, {at}": {"op": op, "dtype": "bfloat16", "target": "sm_90", "overflows": True, **case}
     for op, cases in LARGE.items()
     for at, case in enumerate(cases)
 }
