@@ -43,8 +43,8 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
     """The ways to cut x over the mesh, forward and backward: the whole's result, and nothing is sent.
 
     Two ranks take every dim in turn. Four are a square, where x is cut twice: the order of two dims counts where a
-    kernel gets the place of its shard, to draw the bits of the whole. Placements depend on neither the backend nor the
-    dtype: the other ops run triton on the shards of one cut, some without elements.
+    kernel gets the place of its shard, to draw the bits of the whole: triton's too. Placements depend on neither the
+    backend nor the dtype: the other ops run kernels in 16 bits on the shards of one cut, some without elements.
     """
     dims, drawn = cuttable(op, call_of(op)), "seed" in op.parameters
     ways: list[tuple[DeviceMesh, list[Placement]]] = [(mesh, [Shard(dim)]) for dim in dims] + [(mesh, [Replicate()])]
@@ -55,7 +55,10 @@ def shards_equal_the_whole(mesh: DeviceMesh, op: Op) -> None:
             (square, [Shard(a), Shard(b)]) for a in dims for b in dims if a <= b or drawn
         ]
         twice.append((square, [Replicate(), Shard(dims[-1]) if dims else Replicate()]))
-        chosen = [("eager", torch.float32, twice), ("triton", torch.bfloat16, twice if drawn else ways[:1])]
+        chosen = [
+            ("eager", torch.float32, twice),
+            ("triton", torch.bfloat16, twice) if drawn else (BACKENDS[-1], torch.bfloat16, ways[:1]),
+        ]
     for backend, dtype, ways in chosen:
         args = call_of(op, dtype)
         mine = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
