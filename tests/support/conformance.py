@@ -146,7 +146,7 @@ LONG = (
 # Each row of sample is read 35 times, and sparse_attention has a program for each key: their own tests have the values
 # on triton.
 OF_MANY_READS = ("sample", "sparse_attention")
-OF_LOOPS = ("constraints", "infinite", "memory")
+OF_LOOPS = ("between", "constraints", "fake", "infinite", "memory", "shared", "state", "swapped")
 OF_LONG = ("dtypes", "empty", "float64", "kernel", "masked_rows", "saved", "special", "strides")
 
 
@@ -194,7 +194,9 @@ def _is_slow(check: testing.Check) -> bool:
 
 
 def _is_long(check: testing.Check) -> bool:
-    """Return True for a check of a loop over the positions, in the interpreter, that takes half a minute."""
+    """Return True for a check of a loop over the positions, in the interpreter: its situations are of launches that
+    experts has too, several a call, and of saved values that all backends have; the others take half a minute.
+    """
     return (check.backend, check.op) == ("triton", "linear_attention") and check.name in OF_LOOPS
 
 
