@@ -16,6 +16,7 @@ no longer use its device: the same command with --continue measures the calls th
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -119,6 +120,7 @@ def run(todo: list[Any], end: float, measurement: Measurement, options: argparse
     shared = environment(options.device, options.threads, options.allocator) | {"idle_ns": options.idle}
     rows: list[dict[str, Any]] = []
     works = True
+    gc.freeze()  # what is imported: each release would go through it
     with out.open("r+b") as file:
         file.seek(file.read().rfind(b"\n") + 1)  # the last line of a process that was ended may be a part
         file.truncate()

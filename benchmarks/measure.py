@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -80,10 +81,10 @@ class Measurement:
     def _providers(self, op: Op, case: Case, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call and the providers that take it."""
         args = arguments(op, case, dtype, self.device)
-        functions, skipped = providers(op, args, self.device)
+        functions, skipped = providers(op, args, self.device, self.without)
         for name, reason in skipped.items():
             self._leave_out(name, op, reason)
-        return args, {name: function for name, function in functions.items() if name not in self.without}
+        return args, functions
 
     def _prepared(
         self, op: Op, case: Case, dtype: torch.dtype
@@ -194,7 +195,8 @@ def device_works(device: str) -> bool:
 
 def release(device: str) -> None:
     """Free what a call has left."""
-    torch.compiler.reset()
+    if "torch._dynamo" in sys.modules:  # else nothing was compiled
+        torch.compiler.reset()
     gc.collect()
     if device != "cpu":
         torch.get_device_module(device).empty_cache()

@@ -52,8 +52,10 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | No
     return scaled_dot_product_attention(q, k, v, seen, is_causal=causal != "none", scale=scale, enable_gqa=groups)
 
 
-def providers(op: Op, args: Sequence[Any], device: str) -> tuple[dict[str, Function], dict[str, str]]:
-    """Return the providers of a call, and those that are left out, with the reason."""
+def providers(
+    op: Op, args: Sequence[Any], device: str, without: Sequence[str] = ()
+) -> tuple[dict[str, Function], dict[str, str]]:
+    """Return the providers of a call that are wanted, and those that are left out, with the reason."""
     functions: dict[str, Function] = {}
     skipped: dict[str, str] = {}
     for info in fusedops.backends():
@@ -66,7 +68,8 @@ def providers(op: Op, args: Sequence[Any], device: str) -> tuple[dict[str, Funct
     if op.name == "scaled_masked_softmax" and args[1] is None and args[2] == 1.0 and not args[3]:
         chain = softmax_alone  # a model without a scale has no pass for it
     functions["torch"] = chain
-    functions["torch.compile"] = torch.compile(chain, dynamic=False)
+    if "torch.compile" not in without:  # what it imports takes seconds
+        functions["torch.compile"] = torch.compile(chain, dynamic=False)
     if op.name == "scaled_masked_softmax":
         functions["megatron's torch path"] = megatron_softmax
         if args[1] is not None and not args[3] and device == "cpu":  # on CUDA it supports other mask layouts
@@ -83,4 +86,4 @@ def providers(op: Op, args: Sequence[Any], device: str) -> tuple[dict[str, Funct
                 skipped[name] = f"{type(error).__name__}: {error}"
             else:
                 functions[name] = function
-    return functions, skipped
+    return {name: function for name, function in functions.items() if name not in without}, skipped
