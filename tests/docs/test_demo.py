@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import pathlib
 import re
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from fork_server import ForkServer
 from repository import EXAMPLES, ROOT
 
 DEMO = EXAMPLES / "train_gpt.py"
@@ -150,11 +152,20 @@ def test_both_decoders_have_the_same_loss_at_every_step(
             assert sum(map(float, shares[1:])) == pytest.approx(2.0)
 
 
+@pytest.fixture(scope="module")
+def model_program() -> Iterator[Callable[..., Any]]:
+    """As ``program``, in a fork of a process that has imported transformers' models too: it takes six seconds."""
+    preload = "os.environ.pop('TRITON_INTERPRET', None); import transformers; transformers.BertModel"
+    server = ForkServer(preload, {"HF_HUB_OFFLINE": "1"})
+    yield server.program
+    server.close()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
-def test_packed_experts_answer_as_those_of_bfloat16_and_have_adapters(program: Any) -> None:
+def test_packed_experts_answer_as_those_of_bfloat16_and_have_adapters(model_program: Any) -> None:
     sizes = ("--layers", 2, "--experts", 4, "--width", 256, "--tokens", 8, "--steps", 4)
-    done = program(EXAMPLES / "moe_chat.py", *sizes)
+    done = model_program(EXAMPLES / "moe_chat.py", *sizes)
     assert done.returncode == 0, done.stderr
     memory = re.search(r"memory of the experts +(\S+) MiB +(\S+) MiB", done.stdout)
     gap = re.search(r"differ by at most (\S+), of logits up to (\S+)", done.stdout)
@@ -184,8 +195,8 @@ def test_a_hybrid_is_trained_and_its_layers_are_timed(program: Any, tmp_path: pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--softmax"]], ids=["attention", "softmax"])
-def test_the_embeddings_are_those_of_the_plain_model(options: list[str], program: Any) -> None:
-    done = program(EXAMPLES / "minilm.py", *options)
+def test_the_embeddings_are_those_of_the_plain_model(options: list[str], model_program: Any) -> None:
+    done = model_program(EXAMPLES / "minilm.py", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [float(number) for number in re.findall(r"^  (\d\.\d{9})  ", done.stdout, re.MULTILINE)]
     assert len(found) == 8
