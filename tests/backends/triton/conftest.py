@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_facts import compiled_facts, compiler
+from compiled_facts import compiled_facts, compiler, wanted
 from fork_server import ForkServer
 from repository import ROOT
 
@@ -33,7 +33,7 @@ def compilations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServe
 @pytest.fixture(scope="module")
 def compiled(request: pytest.FixtureRequest, compilations: ForkServer) -> dict[str, dict[str, Any]]:
     """Facts of the compiled kernel of each of the module's ``CASES``, by its name."""
-    cases = request.module.CASES
+    cases = wanted(request.module.CASES, request)
     return dict(zip(cases, compiled_facts([*cases.values()], compilations), strict=True))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from compiled_facts import each
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("triton", reason="triton is not installed: nothing to compile with")
@@ -599,10 +600,16 @@ FAMILIES = (
     (_of_sample, check_sample),
     (_of_sparse, check_sparse),
 )
-CASES = {f"{make.__name__[4:]}: {name}": case for make, _ in FAMILIES for name, case in make().items()}
+#: In names of cases that differ from others in a size alone; test_triton_compile_large.py has products of large sizes.
+LONG = ("2**", "-14336-", "-256000-")
+CASES = {
+    f"{make.__name__[4:]}: {name}": {**case, "long": any(size in name for size in LONG)}
+    for make, _ in FAMILIES
+    for name, case in make().items()
+}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", each(CASES))
 def test_compiles_well(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     case, facts = CASES[name], compiled[name]
     assert facts["spilled"] <= case.get("spilled", 0)

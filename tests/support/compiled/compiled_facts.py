@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 from fork_server import ForkServer
 from repository import ROOT
 
@@ -37,3 +38,14 @@ def compiled_facts(cases: Sequence[dict[str, Any]], server: ForkServer, seconds:
         seconds: that it may take.
     """
     return server.run(_COMPILE.format(seconds=seconds, cases=json.dumps([*cases])))
+
+
+def each(cases: Mapping[str, dict[str, Any]]) -> list[Any]:
+    """Return the parameters of a test of each case, by name. One that is "long" is compiled by `make test-long`."""
+    return [pytest.param(name, marks=[pytest.mark.long] * case.get("long", False)) for name, case in cases.items()]
+
+
+def wanted(cases: Mapping[str, dict[str, Any]], request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """Return the cases without those that are "long", but for those that this run has a test of."""
+    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    return {name: case for name, case in cases.items() if not case.get("long") or name in asked}
