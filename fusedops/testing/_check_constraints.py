@@ -73,7 +73,17 @@ def _check_refuses(constraint: Constraint, count: int) -> None:
 def _check_inside(
     subject: Subject, direction: Direction, constraint: Constraint, edge: _Edge, right: list[_Known]
 ) -> None:
-    """Check a call inside a constraint. right: the calls that were right inside another one, which it is added to."""
+    """Check a call inside a constraint.
+
+    It is made once for both dtypes of 16 bits: in "calls" every dtype of a tensor meets every other value.
+
+    Args:
+        subject: the kernels.
+        direction: which of them.
+        constraint: the constraint.
+        edge: the call.
+        right: the calls that were right inside another constraint, which this one is added to.
+    """
     refusing = subject.kernels[direction].check(*edge.args.values())
     if refusing is not None:
         raise AssertionError(
@@ -82,8 +92,7 @@ def _check_inside(
         )
     if edge.call is None or _largest(edge.call) > _LARGEST:
         return
-    values: list[object] = [*edge.call.values()]
-    known = [(type(value), value) for value in values]  # 1, 1.0 and True are equal
+    known = [(type(value), _of_bits(value)) for value in edge.call.values()]  # 1, 1.0 and True are equal
     if known in right:  # a call at the edge of several constraints, most often the base
         return
     args = tuple(tensors(subject.op, edge.call).values())
@@ -93,6 +102,12 @@ def _check_inside(
         saving = (bool(len(right) % 2),) if subject.brief else (False, True)
         subject.assert_right(direction, args, saving=saving)
     right.append(known)
+
+
+def _of_bits(value: Any) -> object:
+    """Return a tensor of 16 bits as one of float16."""
+    is_bfloat16 = isinstance(value, TensorSpec) and value.dtype is torch.bfloat16
+    return value.replace(dtype=torch.float16) if is_bfloat16 else value
 
 
 def _largest(call: Call) -> int:
