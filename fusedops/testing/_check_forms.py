@@ -19,7 +19,7 @@ _SAVING = (True,)  # in "calls" each dtype and layout of each tensor meets the c
 
 
 def kernel(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield one case: there is a kernel, and it takes a call."""
+    """Yield one case: there is a kernel, and it takes a call; and the form of results, where no other check sees it."""
 
     def check_kernel() -> None:
         if direction not in subject.kernels:
@@ -31,7 +31,9 @@ def kernel(subject: Subject, direction: Direction) -> Iterator[Trial]:
             raise AssertionError("got constraints that refuse the op's named cases in every dtype, at every size tried")
 
     yield Trial("takes a call", check_kernel, "no-backward")
-    for base in subject.bases(direction)[:1] if direction in subject.kernels else ():
+    op = subject.op
+    seen = subject.brief and (direction == "backward" or op.single or op.saved)
+    for base in subject.bases(direction)[:1] if direction in subject.kernels and not seen else ():
         yield Trial("the form of its results", partial(_check_form, subject, direction, base))
 
 
@@ -51,14 +53,26 @@ def results_of(subject: Subject, direction: Direction, call: Call) -> list[Tenso
 
 
 def dtypes(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield one case for each tensor, in bfloat16 beside others in float32: each result has its own dtype."""
+    """Yield one case for each tensor, in bfloat16 beside others in float32: each result has its own dtype.
+
+    In a brief run some in bfloat16 in each case, and any two in two dtypes in one of them.
+    """
     for base in subject.bases(direction)[:1]:
-        wide = in_dtype(base, torch.float32)
-        floating = [name for name, value in wide.items() if is_of_numbers(value)]
-        for name in floating:
-            call = {**wide, name: wide[name].replace(dtype=torch.bfloat16)}
-            if subject.output_dtype(call) == torch.float32 and subject.takes(call, direction):
-                yield Trial(f"{name} bfloat16", partial(_check_call, subject, direction, call, _SAVING))
+        floating = [name for name, value in base.items() if is_of_numbers(value)]
+        alone = {name: trial for name in floating for trial in _narrow(subject, direction, base, name)}
+        for bit in range(len(alone).bit_length()) if subject.brief else ():
+            names = [name for number, name in enumerate(alone, 1) if number >> bit & 1]
+            yield from _narrow(subject, direction, base, *names) or [alone[name] for name in names]
+        yield from () if subject.brief else alone.values()
+
+
+def _narrow(subject: Subject, direction: Direction, base: Call, *names: str) -> list[Trial]:
+    """Return the case of tensors in bfloat16, where the kernel takes it and the output is float32 by the others."""
+    wide = in_dtype(base, torch.float32)
+    call = {**wide, **{name: wide[name].replace(dtype=torch.bfloat16) for name in names}}
+    if subject.output_dtype(call) != torch.float32 or not subject.takes(call, direction):
+        return []
+    return [Trial(f"{' and '.join(names)} bfloat16", partial(_check_call, subject, direction, call, _SAVING))]
 
 
 def _check_call(subject: Subject, direction: Direction, call: Call, saving: Sequence[bool] = (False, True)) -> None:
@@ -66,21 +80,28 @@ def _check_call(subject: Subject, direction: Direction, call: Call, saving: Sequ
 
 
 def strides(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield transposed tensors, ones cut out of a wider one, and expanded ones, as inputs and as gradients."""
+    """Yield transposed tensors, ones cut out of a wider one, and expanded ones, as inputs and as gradients.
+
+    In a brief run the gradients of expanded inputs are those of sum().
+    """
     for base in subject.bases(direction)[:1]:
         for form in (transposed, cut, expanded):
-            yield Trial(form.__name__, partial(_check_strides, subject, direction, base, form))
-        if direction == "backward":
-            yield Trial("gradient of sum()", partial(_check_sum, subject, base))
+            of_gradients = _of_sum if subject.brief and form is expanded else form
+            yield Trial(form.__name__, partial(_check_strides, subject, direction, base, form, of_gradients))
+        if direction == "backward" and not subject.brief:
+            yield Trial("gradient of sum()", partial(_check_strides, subject, direction, base, _plain, _of_sum))
 
 
-def _check_sum(subject: Subject, base: Call) -> None:
-    args = tuple(tensors(subject.op, base).values())
-    subject.assert_right("backward", args, lambda grad: grad.new_ones(()).expand(grad.shape))
+def _of_sum(gradient: Tensor) -> Tensor:
+    return gradient.new_ones(()).expand(gradient.shape)
 
 
-def _check_strides(subject: Subject, direction: Direction, base: Call, form: Form) -> None:
-    subject.assert_right(direction, in_form(tensors(subject.op, base), form), form, _SAVING)
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _check_strides(subject: Subject, direction: Direction, base: Call, form: Form, of_gradients: Form) -> None:
+    subject.assert_right(direction, in_form(tensors(subject.op, base), form), of_gradients, _SAVING)
 
 
 def in_form(call: Call, form: Form) -> tuple[object, ...]:

@@ -26,14 +26,14 @@ from fusedops.testing._trial import Trial
 def inputs(subject: Subject, direction: Direction) -> Iterator[Trial]:
     """Yield one case for each dtype, one in memory that cannot be written, and one whose tensors are dropped after it.
 
-    In a brief run one dtype: every other check of a kernel sees what it writes too.
+    In a brief run no dtype: every other check of a kernel sees what it writes too.
 
     Linux ends a process that writes such memory: what a kernel writes and puts back is not seen otherwise.
     """
     for base in subject.bases(direction)[:1]:
-        for dtype in subject.op.evidence.tolerance:
+        for dtype in () if subject.brief else subject.op.evidence.tolerance:
             call = in_dtype(base, dtype)
-            if subject.takes(call, direction) and not (subject.brief and call != base):
+            if subject.takes(call, direction):
                 yield Trial(dtype_name(dtype), partial(results_of, subject, direction, call))
         if sys.platform == "linux" and subject.device_of_tensors.type == "cpu":
             yield Trial("read-only memory", partial(_check_read_only, subject, direction, base))

@@ -16,17 +16,21 @@ from fusedops.testing._trial import Trial
 
 
 def saved(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield every dtype, with and without a gradient wanted; for backward with and without each optional value."""
+    """Yield every dtype, with and without a gradient wanted; for backward with and without each optional value.
+
+    In a brief run one dtype without a gradient wanted; and for backward, which other checks call in each, one in turn.
+    """
     for base in subject.bases(direction)[:1]:
-        for dtype in subject.op.evidence.tolerance:
-            call = in_dtype(base, dtype)
-            if not subject.takes(call, direction):
-                continue
+        every = [(dtype, in_dtype(base, dtype)) for dtype in subject.op.evidence.tolerance]
+        taken = [(dtype, call) for dtype, call in every if subject.takes(call, direction)]
+        for number, (dtype, call) in enumerate(taken):
             if direction == "forward":
                 yield Trial(f"{dtype_name(dtype)}, saved", partial(_check_forward, subject, call))
-                yield Trial(f"{dtype_name(dtype)}, not saved", partial(_check_not_saved, subject, call))
+                if not (subject.brief and number):
+                    yield Trial(f"{dtype_name(dtype)}, not saved", partial(_check_not_saved, subject, call))
                 continue
-            for absent in _absent(subject.op):
+            choices = _absent(subject.op)
+            for absent in choices[len(taken) - 1 - number :: len(taken)] if subject.brief else choices:
                 label = f", {' and '.join(absent)} None" if absent else ""
                 yield Trial(f"{dtype_name(dtype)}{label}", partial(_check_backward, subject, call, absent))
 

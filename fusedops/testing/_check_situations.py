@@ -176,18 +176,26 @@ def shares(op: Op) -> bool:
 
 
 def shared(subject: Subject, direction: Direction) -> Iterator[Trial]:
-    """Yield one tensor for two arguments, and then two tensors."""
+    """Yield one tensor for two arguments, and then two tensors; in a brief run one for all that it can be."""
     for base in subject.bases(direction)[:1]:
-        floating = [n for n, v in base.items() if is_of_numbers(v)]
-        for first, second in combinations(floating, 2):
-            call = {**base, second: base[first]}
-            if subject.takes(call, direction):
-                yield Trial(f"{first} and {second}", partial(_check_shared, subject, direction, call, first, second))
+        left = [n for n, v in base.items() if is_of_numbers(v)]
+        while left:
+            first, *others = left
+            others = [name for name in others if subject.takes(_as_one(base, first, name), direction)]
+            together = subject.brief and subject.takes(_as_one(base, first, *others), direction)
+            for names in [(first, *others)] if together and others else [(first, name) for name in others]:
+                run = partial(_check_shared, subject, direction, _as_one(base, *names), names)
+                yield Trial(" and ".join(names), run)
+            left = [name for name in left[1:] if not together or name not in others]
 
 
-def _check_shared(subject: Subject, direction: Direction, call: Call, first: str, second: str) -> None:
+def _as_one(call: Call, *names: str) -> Call:
+    return {**call, **dict.fromkeys(names, call[names[0]])}
+
+
+def _check_shared(subject: Subject, direction: Direction, call: Call, names: Sequence[str]) -> None:
     real = tensors(subject.op, call)
-    subject.assert_right(direction, tuple({**real, second: real[first]}.values()))
+    subject.assert_right(direction, tuple(_as_one(real, *names).values()))
     subject.assert_right(direction, tuple(real.values()))
 
 
