@@ -54,7 +54,9 @@ BRIEF = ("sdpa", "npu", "flash_attn_on_cpu", "sdpa_cuda_on_cpu", "loopback")
 # dtype of every size in "calls" too, are those of float32. What writes an input in another dtype all checks see.
 CPU = ("cpu", "cpu_of_any_size")
 BRIEF_CHECKS = {
-    **dict.fromkeys(("dtypes", "float64", "kernel", "saved", "shared", "sizes", "strides"), ("eager", "triton")),
+    **dict.fromkeys(
+        ("autograd", "dtypes", "float64", "kernel", "saved", "shared", "sizes", "strides"), ("eager", "triton")
+    ),
     "inputs": ("eager", *CPU, "triton"),
     "infinite": ("triton",),
     "needs": ("triton",),
