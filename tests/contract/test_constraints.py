@@ -394,19 +394,12 @@ def test_the_first_constraint_that_refuses_is_named() -> None:
 # -------------------------------------------------------------------------------- the constraints of installed backends
 
 
-def installed_constraints() -> list[Any]:
-    return [
-        pytest.param(
-            op,
-            entry,
-            constraint,
-            id=f"{record.name}-{op.name}-{direction}-{'-'.join((*entry.kernel.device_types, str(number)))}",
-        )
-        for record in backend_records()
-        for entry in record.kernels
-        for op, direction in [(OPS[entry.kernel.op], entry.kernel.direction)]
-        for number, constraint in enumerate(entry.kernel.constraints)
-    ]
+INSTALLED = {
+    "-".join((record.name, entry.kernel.op, entry.kernel.direction, *entry.kernel.device_types)): entry
+    for record in backend_records()
+    for entry in record.kernels
+    if entry.kernel.constraints
+}
 
 
 def a_call_that_is_taken(op: Any, entry: Any) -> dict[str, Any]:
@@ -424,27 +417,33 @@ def a_call_that_is_taken(op: Any, entry: Any) -> dict[str, Any]:
     raise AssertionError(f"{entry.backend} takes none of the cases of {op.name}")
 
 
-@pytest.mark.parametrize(("op", "entry", "constraint"), installed_constraints())
-def test_boundaries_of_declared_constraints_agree_with_the_check(
-    op: Any, entry: Any, constraint: Constraint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("entry", INSTALLED.values(), ids=INSTALLED)
+def test_boundaries_of_declared_constraints_agree_with_the_check(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if entry.backend == "cpu":  # as on the processors on which all its kernels are chosen
         from fusedops_cpu.launch.library import library
 
         monkeypatch.setattr(library(), "is_ahead_of_mkl", True)
-    call = a_call_that_is_taken(op, entry)
+    call = a_call_that_is_taken(OPS[entry.kernel.op], entry)
+    for constraint in entry.kernel.constraints:
+        check_boundaries(entry, constraint, call)
+
+
+def check_boundaries(entry: Any, constraint: Constraint, call: dict[str, Any]) -> None:
+    rule = constraint.describe()
     boundaries = list(constraint.boundaries(call))
     presence = constraint.then if isinstance(constraint, When) else constraint
     if isinstance(presence, Present) and call[constraint.name] is None:  # a call of this op has another tensor
         boundaries += constraint.boundaries({**call, constraint.name: call[next(iter(call))]})
     if all(boundary.taken for boundary in boundaries):  # it is about another value of an argument, such as a window
-        values = [(own.name, value) for own in op.constraints for value in own.examples(call).values()]
+        values = [
+            (own.name, value) for own in OPS[entry.kernel.op].constraints for value in own.examples(call).values()
+        ]
         boundaries += [each for name, value in values for each in constraint.boundaries({**call, name: value})]
-    assert {boundary.taken for boundary in boundaries} == {True, False}, "a constraint has two sides"
+    assert {boundary.taken for boundary in boundaries} == {True, False}, f"a constraint has two sides: {rule}"
     alone = compile_check(tuple(boundaries[0].args), [constraint])
     for boundary in boundaries:
-        assert (alone(*boundary.args.values()) is None) == boundary.taken, boundary.label
-        assert (entry.check(*boundary.args.values()) is None) <= boundary.taken, boundary.label
+        assert (alone(*boundary.args.values()) is None) == boundary.taken, (rule, boundary.label)
+        assert (entry.check(*boundary.args.values()) is None) <= boundary.taken, (rule, boundary.label)
 
 
 def test_the_edges_that_the_vendor_documents_are_among_the_boundaries() -> None:
