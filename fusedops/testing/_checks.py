@@ -162,9 +162,9 @@ def checks(
         op: one op alone.
         elements: the size to which the op's named cases are cut, about; fewer for a slow device.
         brief: True for about a quarter of the cases: each value of an argument is in two calls, not in one with each
-            value of each other argument, each named case has one dtype, in turn, so have saved values for
-            backward, several tensors are of 16 bits or one tensor in a call, and no two gradients are wanted alone. For
-            a stand-in of a device in tests, whose numbers are another backend's. False for what is released.
+            value of each other argument; each named case, and each absence of saved values, has one dtype, in turn;
+            several tensors at once are in 16 bits, or one tensor; no two gradients are wanted alone. For a stand-in of
+            a device in tests, whose numbers are another backend's. False for what is released.
 
     Raises:
         PolicyError: there is no backend, or no op, of that name.
