@@ -309,7 +309,7 @@ def test_a_provider_that_raises_is_left_out_and_the_others_are_measured(monkeypa
 
     op = testing.OPS["scaled_masked_softmax"]
     functions = {"fusedops.eager": fails, "torch": op.evidence.unfused, "peer": fails, "other": fails_in_backward}
-    monkeypatch.setattr(measure, "providers", lambda op, args, device: (functions, {}))
+    monkeypatch.setattr(measure, "providers", lambda op, args, device, without: (functions, {}))
     measurement = measure.Measurement("cpu", ("forward", "backward"), 0.001)
     rows = list(measurement.rows(op, Case("small", {"x": (2, 8)}), torch.float32))
     assert [(row["mode"], row["provider"]) for row in rows] == [

@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -66,13 +65,6 @@ def beams() -> None:
     model = fused()
     options = {"num_beams": 2, "max_new_tokens": 2, "pad_token_id": 0}
     model.generate(torch.tensor([[1, 2, 3]]), past_key_values=quantized_cache(model), **options)
-
-
-def prefix() -> None:
-    options = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    model = peft.get_peft_model(fused(), options)
-    cache, ids = quantized_cache(model.base_model), torch.tensor([[1, 2, 3]])
-    model.generate(input_ids=ids, past_key_values=cache, max_new_tokens=2, pad_token_id=0)
 
 
 @torch.no_grad()
@@ -247,7 +239,7 @@ pin("a mask with holes", lambda: cached(attention_mask=torch.tensor([[1, 0, 1, 1
 pin("no mask after padding", lambda: cached(mask=torch.tensor([[0, 1, 1]])), INVALID)
 pin("softcap and a quantized cache", lambda: cached(softcap=30.0), INVALID)
 pin("beams", beams, INVALID)
-pin("prefix tuning", prefix, INVALID)
+pin("prefix tuning", lambda: quantized_cache(fused()).max_cache_len, INVALID)  # as PEFT asks
 pin("another batch", lambda: quantized_layer(lambda layer: layer.batch_select_indices(torch.tensor([0]))), INVALID)
 pin("offloading", lambda: quantized_layer(lambda layer: layer.offload()), INVALID)
 pin("a crop of a positive number", lambda: quantized_cache(fused()).layers[0].crop(4), INVALID)
