@@ -92,7 +92,8 @@ def _check_inside(
         )
     if edge.call is None or _largest(edge.call) > _LARGEST:
         return
-    known = [(type(value), _of_bits(value)) for value in edge.call.values()]  # 1, 1.0 and True are equal
+    values: list[object] = [*edge.call.values()]
+    known = [(type(value), _of_bits(value)) for value in values]  # 1, 1.0 and True are equal
     if known in right:  # a call at the edge of several constraints, most often the base
         return
     args = tuple(tensors(subject.op, edge.call).values())
@@ -104,10 +105,11 @@ def _check_inside(
     right.append(known)
 
 
-def _of_bits(value: Any) -> object:
+def _of_bits(value: object) -> object:
     """Return a tensor of 16 bits as one of float16."""
-    is_bfloat16 = isinstance(value, TensorSpec) and value.dtype is torch.bfloat16
-    return value.replace(dtype=torch.float16) if is_bfloat16 else value
+    if isinstance(value, TensorSpec) and value.dtype is torch.bfloat16:
+        return value.replace(dtype=torch.float16)
+    return value
 
 
 def _largest(call: Call) -> int:
