@@ -150,7 +150,7 @@ LONG = (
 # Each row of sample is read 35 times, and sparse_attention has a program for each key: their own tests have the values
 # on triton.
 OF_MANY_READS = ("sample", "sparse_attention")
-OF_LOOPS = ("between", "constraints", "fake", "infinite", "memory", "shared", "state", "swapped")
+OF_LOOPS = ("between", "constraints", "infinite", "memory", "shared", "state", "swapped")
 OF_LONG = ("dtypes", "empty", "float64", "kernel", "masked_rows", "saved", "special", "strides")
 
 
