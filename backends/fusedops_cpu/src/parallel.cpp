@@ -19,7 +19,7 @@ void use_huge_pages(void* result, int64_t elements, int64_t dtype) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t PAGE = 2 << 20;
   const int64_t bytes = elements * (dtype == FLOAT32 ? 4 : 2);
-  if (!result || bytes < 32 << 20) return;
+  if (!result || bytes < 8 << 20) return;
   const uintptr_t begin = (uintptr_t(result) + PAGE - 1) / PAGE * PAGE, end = (uintptr_t(result) + bytes) / PAGE * PAGE;
   madvise((void*)begin, end - begin, MADV_HUGEPAGE);
 #else
