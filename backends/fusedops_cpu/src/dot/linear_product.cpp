@@ -14,7 +14,7 @@ constexpr int64_t ROWS = 264, COLUMNS = 512;  // of a block: whole tiles
 constexpr int64_t FEW = 16;                   // blocks, and the most parts
 constexpr int64_t LEAST_TERMS = 1024;         // of a part
 constexpr int64_t MOST_SUMS = 1 << 20;        // floats of the sums of the parts that are computed at a time
-constexpr int64_t MOST_PACKED = 1 << 20;      // floats of an operand that is packed once for all blocks
+constexpr int64_t MOST_PACKED = 1 << 22;      // floats of an operand that is packed once for all blocks
 
 struct Division {
   int64_t across, blocks, terms_of_part, parts, at_once;
