@@ -13,7 +13,7 @@ from fusedops.constraints import Arguments, Boundary, Constraint, Dim, DType, Re
 from fusedops.ops.linear.linear import act_of
 from fusedops_cpu.launch.calls import library_kernel, results_of
 from fusedops_cpu.launch.library import ACTIVATION_CODES, dense, library
-from fusedops_cpu.launch.struct_call import LibraryCall
+from fusedops_cpu.launch.struct_call import LibraryCall, LibraryFunction
 from fusedops_cpu.linear.products import multiply
 
 _NO_ACTIVATION = -1
@@ -57,22 +57,34 @@ def _float32(*names: str) -> list[DType]:
     return [DType(name, torch.float32) for name in names]
 
 
+def linear_by_lanes(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> LibraryCall:
+    """Compute the op; the weight is read where it lies. A row has the same bits whatever the other rows are."""
+    return _forward(library().linear_forward, x, weight, bias, activation)
+
+
 @library_kernel(
     ops.linear,
     *_float32("x", "weight", "bias"),
     source="fusedops_cpu/src/dot/linear.cpp",
     for_speed=_FOR_SPEED,
     rows_independent=True,
+    for_rows=linear_by_lanes,
 )
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> LibraryCall:
-    """Compute the op; the weight is read where it lies. A row has the same bits whatever the other rows are."""
+    """Compute the op; the terms of many rows are added in their order."""
+    return _forward(library().linear_in_order, x, weight, bias, activation)
+
+
+def _forward(
+    function: LibraryFunction, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
+) -> LibraryCall:
     x = dense(x)
     weight = weight if weight.stride(1) == 1 and not weight.is_neg() else dense(weight)
     bias = bias if bias is None else dense(bias)
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
     sizes = (x.shape[:-1].numel(), *weight.shape, weight.stride(0))
     code = _NO_ACTIVATION if activation is None else ACTIVATION_CODES[activation]
-    return LibraryCall(library().linear_forward, (x, weight, bias, y, *sizes, code), y)
+    return LibraryCall(function, (x, weight, bias, y, *sizes, code), y)
 
 
 @library_kernel(
@@ -96,7 +108,7 @@ def linear_backward(
     if weight.is_neg() or 1 not in weight.stride():
         weight = dense(weight)
     if activation is not None:
-        u = results_of(linear.function(x, weight, bias, None))
+        u = results_of(linear_by_lanes(x, weight, bias, None))
         grad = act_of(activation).gradient(grad, u)
     rows = x.shape[:-1].numel()
     g, flat = grad.reshape(rows, weight.shape[0]), x.reshape(rows, weight.shape[1])

@@ -12,7 +12,7 @@ from fusedops.quantization import FORMATS, SCALED, weights_of_row
 from fusedops_cpu._constraints import any_dtype
 from fusedops_cpu.launch.calls import library_kernel, results_of
 from fusedops_cpu.launch.library import DTYPE_CODES, dense, library
-from fusedops_cpu.launch.struct_call import Field, LibraryCall
+from fusedops_cpu.launch.struct_call import Field, LibraryCall, LibraryFunction
 
 # as src/tile/scaled.h has them: those of GGUF by their places, others by their codes
 _E2M1, _E2M1_OF_16, _FP8, _INT4, _NF4 = range(10, 15)
@@ -25,6 +25,7 @@ _CODES = {
     "NF4": _NF4,
 }
 _E8M0, _E4M3 = 8, 9  # the codes of scales that are bytes
+_MANY = 48  # rows of x
 # of 32 columns, which have one scale
 _WHOLE_BLOCKS = ScaleGroups("packed", "scales", "format", 32)
 
@@ -46,25 +47,36 @@ def weight_fields(
     return (dense(codes), dense(scales), one, zeros, *sizes)
 
 
+def quantized_linear_by_rows(a: QuantizedLinearArgs) -> LibraryCall:
+    """Compute the op; a weight is multiplied where it is unpacked; for more rows, a few of its rows are unpacked.
+
+    A row of the result has the same bits whatever the other rows are.
+    """
+    return _forward(library().quantized_forward, a)
+
+
 @library_kernel(
     ops.quantized_linear,
     *any_dtype("x", "bias"),
     _WHOLE_BLOCKS,
     source="fusedops_cpu/src/dot/quantized.cpp",
     rows_independent=True,
+    for_rows=quantized_linear_by_rows,
 )
 def quantized_linear(a: QuantizedLinearArgs) -> LibraryCall:
-    """Compute the op: a weight is multiplied where it is unpacked; for more rows, a few of its rows are unpacked.
+    """Compute the op; the products of many rows, by pairs where x is bfloat16 and the weight integers with scales."""
+    many = a.x.shape[:-1].numel() >= _MANY
+    return _forward(library().quantized_of_many if many else library().quantized_forward, a)
 
-    A row of the result has the same bits whatever the other rows are.
-    """
+
+def _forward(function: LibraryFunction, a: QuantizedLinearArgs) -> LibraryCall:
     assert a.format is not None  # by the op's constraints
     x, bias, outputs = dense(a.x), None if a.bias is None else dense(a.bias), a.packed.shape[0]
     y = x.new_empty((*x.shape[:-1], outputs))
     weight = weight_fields(a.format, a.packed, a.scales, a.global_scale, a.zeros)
     sizes = (x.shape[:-1].numel(), x.shape[-1], outputs)
     dtypes = (DTYPE_CODES[x.dtype], 0 if bias is None else DTYPE_CODES[bias.dtype])
-    return LibraryCall(library().quantized_forward, (x, *weight, bias, y, *dtypes, *sizes), y)
+    return LibraryCall(function, (x, *weight, bias, y, *dtypes, *sizes), y)
 
 
 @library_kernel(

@@ -604,12 +604,14 @@ FUSEDOPS_EXPORT int fusedops_linear_attention_backward(const fusedops::LinearAtt
 FUSEDOPS_EXPORT int fusedops_cross_entropy_forward(const fusedops::CrossEntropyForward* call);
 FUSEDOPS_EXPORT int fusedops_cross_entropy_backward(const fusedops::CrossEntropyBackward* call);
 FUSEDOPS_EXPORT int fusedops_linear_forward(const fusedops::LinearForward* call);
+FUSEDOPS_EXPORT int fusedops_linear_in_order(const fusedops::LinearForward* call);
 FUSEDOPS_EXPORT int fusedops_linear_product(const fusedops::LinearProduct* call);
 FUSEDOPS_EXPORT int fusedops_linear_loss(const fusedops::LinearLoss* call);
 FUSEDOPS_EXPORT int fusedops_linear_log_probs(const fusedops::LinearLogProbs* call);
 FUSEDOPS_EXPORT int fusedops_linear_log_probs_backward(const fusedops::LinearLogProbsBackward* call);
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);
 FUSEDOPS_EXPORT int fusedops_quantized_forward(const fusedops::QuantizedForward* call);
+FUSEDOPS_EXPORT int fusedops_quantized_of_many(const fusedops::QuantizedForward* call);
 FUSEDOPS_EXPORT int fusedops_quantized_backward(const fusedops::QuantizedBackward* call);
 FUSEDOPS_EXPORT int fusedops_int8_linear(const fusedops::Int8Linear* call);
 FUSEDOPS_EXPORT int fusedops_routing_forward(const fusedops::RoutingForward* call);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+import fusedops
 from fusedops.ops import quantized_linear
 from fusedops.quantization import FORMATS, SCALED, Packed, bytes_of_row
 from fusedops.testing import random_packed, random_part
@@ -48,14 +49,15 @@ def packed_weight(
 
 
 def assert_rows_stand_alone(packed: Packed, dtype: torch.dtype) -> None:
-    """On the cpu backend: other rows, their number and the threads change nothing, forward and backward."""
+    """On the cpu backend, where rows matter: others, their number and the threads change nothing, both ways."""
     outputs, columns = packed.shape
     bias = torch.randn(outputs)
     x, grad = torch.randn(200, columns).to(dtype), torch.randn(200, outputs).to(dtype)
 
     def both(rows: slice) -> tuple[Tensor, Tensor]:
         part = x[rows].clone().requires_grad_()
-        y = quantized_linear(part, packed, bias, backend="cpu")
+        with fusedops.use("cpu", rows="independent"):
+            y = quantized_linear(part, packed, bias)
         return y.detach(), torch.autograd.grad(y, part, grad[rows])[0]
 
     threads = torch.get_num_threads()

@@ -29,9 +29,9 @@ struct PackedProducts {
 PackedProducts packed_products(int64_t format);
 
 // y = x @ W.T + bias for so many rows of x that x and W are worth packing (dot/linear.cpp): W is unpacked for each
-// block of rows of x. x has the order of the codes. The bits are those of PackedProducts::sums.
+// block of rows of x. x has the order of the codes. The bits are those of PackedProducts::sums, unless `in_order`.
 bool takes_packed_weight(int64_t rows, int64_t columns, int64_t terms);
 Status linear_of_packed(const float* x, const PackedWeight& weight, Unpack unpack, const float* bias, void* y,
-                        int64_t dtype, int64_t rows, int64_t columns, int64_t terms);
+                        int64_t dtype, int64_t rows, int64_t columns, int64_t terms, bool in_order);
 
 }  // namespace fusedops

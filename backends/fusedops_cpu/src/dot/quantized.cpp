@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "dot/packed_products.h"
+#include "dot/quantized_pairs.h"
 #include "rows.h"
 #include "tile/four_sums.h"
 #include "tile/scaled.h"
@@ -218,7 +219,7 @@ NOINLINE void sums_of(const PackedWeight& weight, const float* x, int64_t column
 }
 
 template <class Format>
-Status forward(const QuantizedForward& call) {
+Status forward(const QuantizedForward& call, bool in_order) {
   const int64_t rows = call.rows, columns = call.columns, outputs = call.outputs;
   if (columns % Format::WEIGHTS) return INVALID;
   const OrderedRows<Format::ORDER> x(call.x, call.dtype, rows * columns);
@@ -226,7 +227,8 @@ Status forward(const QuantizedForward& call) {
   if (takes_packed_weight(rows, outputs, columns)) {
     if (x.failed() || bias.failed()) return OUT_OF_MEMORY;
     const float* added = call.bias ? bias.data() : nullptr;
-    return linear_of_packed(x.data(), call.weight, unpack<Format>, added, call.y, call.dtype, rows, outputs, columns);
+    return linear_of_packed(x.data(), call.weight, unpack<Format>, added, call.y, call.dtype, rows, outputs, columns,
+                            in_order);
   }
   const int64_t panels = divide_up(outputs, OUTPUTS), parts = divide_up(rows, ROWS), blocks = panels * parts;
   const bool few = rows <= FEW_ROWS;
@@ -348,12 +350,23 @@ PackedProducts packed_products(int64_t format) {
 
 using namespace fusedops;
 
-FUSEDOPS_EXPORT int fusedops_quantized_forward(const QuantizedForward* call) {
+static int quantized_of(const QuantizedForward* call, bool in_order) {
   if (call->rows < 0 || call->columns < 0 || call->outputs < 0) return INVALID;
   if (!call->rows || !call->outputs) return OK;
   if (!call->y || (call->columns && (!call->x || !call->weight.codes))) return INVALID;
-  return with_format(call->weight.format, [=](auto format) { return forward<decltype(format)>(*call); });
+#if VECTOR_BYTES == 64
+  const bool takes_pairs = in_order && call->dtype == BFLOAT16 && call->weight.format < 8 && has_pairs();
+  if (takes_pairs && call->columns && is_moderate((const uint16_t*)call->x, call->rows * call->columns))
+    return with_block_format(call->weight.format, [=](auto format) {
+      using Format = decltype(format);
+      return call->columns % Format::WEIGHTS ? INVALID : forward_of_pairs(*call, of_runs<Format>());
+    });
+#endif
+  return with_format(call->weight.format, [=](auto format) { return forward<decltype(format)>(*call, in_order); });
 }
+
+FUSEDOPS_EXPORT int fusedops_quantized_forward(const QuantizedForward* call) { return quantized_of(call, false); }
+FUSEDOPS_EXPORT int fusedops_quantized_of_many(const QuantizedForward* call) { return quantized_of(call, true); }
 
 FUSEDOPS_EXPORT int fusedops_quantized_backward(const QuantizedBackward* call) {
   if (call->rows < 0 || call->columns < 0 || call->outputs < 0) return INVALID;

@@ -125,11 +125,21 @@ INLINE uint32_t bits_at(const uint8_t* p) {
   return bits;
 }
 
-// A format of blocks that have all of their weights' numbers.
-template <int OF_BLOCK, int BYTES_OF_BLOCK>
+// A format of blocks that have all of their weights' numbers. Runs of RUN weights have one d and one m.
+template <int OF_BLOCK, int BYTES_OF_BLOCK, bool WITH_M = false, int OF_RUN = 32>
 struct BlocksOf {
-  static constexpr int WEIGHTS = OF_BLOCK, BYTES = BYTES_OF_BLOCK;
+  static constexpr int WEIGHTS = OF_BLOCK, BYTES = BYTES_OF_BLOCK, RUN = OF_RUN;
   static constexpr Order ORDER = Order::PLAIN;
+  static constexpr bool HAS_M = WITH_M;
+  // d and m of each run, and a change of a block by which its values become the integers themselves: of blocks that
+  // begin with d, and m after it.
+  INLINE static void numbers_of(const uint8_t* block, Affine* runs) {
+    runs[0] = WITH_M ? halves_at(block) : Affine{half_at(block), 0};
+  }
+  INLINE static void set_to_integers(uint8_t* block) {
+    const uint16_t one_and_zero[] = {0x3c00, 0};
+    memcpy(block, one_and_zero, WITH_M ? 4 : 2);
+  }
   template <int N>
   struct Memory {};
   // N rows of the weight, `step` rows apart, from column `first` on.
@@ -173,7 +183,7 @@ struct Q4_0 : BlocksOf<32, 18> {
   };
 };
 
-struct Q4_1 : BlocksOf<32, 20> {
+struct Q4_1 : BlocksOf<32, 20, true> {
   static constexpr int CHUNK = 32;
   using Block = const uint8_t*;
   struct Chunk {
@@ -197,7 +207,7 @@ struct Q5_0 : BlocksOf<32, 22> {
   };
 };
 
-struct Q5_1 : BlocksOf<32, 24> {
+struct Q5_1 : BlocksOf<32, 24, true> {
   static constexpr int CHUNK = 32;
   using Block = const uint8_t*;
   struct Chunk {
@@ -228,11 +238,22 @@ struct ScalesAndMinima {
       store(of_run + i, to_floats(load_bytes(numbers + i)) * (lane_numbers() + i < 8 ? d : m));
   }
   INLINE Affine of(int run) const { return {of_run[run], of_run[8 + run]}; }
+
+  INLINE static void numbers_of(const uint8_t* block, Affine* runs) {
+    const ScalesAndMinima all(block);
+    for (int i = 0; i < 8; i++) runs[i] = all.of(i);
+  }
+  INLINE static void set_to_integers(uint8_t* block) {
+    const uint32_t bits[] = {0x3c00, 0x01010101, 0, 0x01010101};
+    memcpy(block, bits, sizeof bits);
+  }
 };
 
-struct Q4_K : BlocksOf<256, 144> {
+struct Q4_K : BlocksOf<256, 144, true> {
   static constexpr int CHUNK = 64;
   using Block = ScalesAndMinima;
+  INLINE static void numbers_of(const uint8_t* block, Affine* runs) { Block::numbers_of(block, runs); }
+  INLINE static void set_to_integers(uint8_t* block) { Block::set_to_integers(block); }
   struct Chunk {  // the low halves of 32 bytes are one run, the high ones the next
     const uint8_t* data;
     FourBits<Affine> first, second;
@@ -244,9 +265,11 @@ struct Q4_K : BlocksOf<256, 144> {
   };
 };
 
-struct Q5_K : BlocksOf<256, 176> {
+struct Q5_K : BlocksOf<256, 176, true> {
   static constexpr int CHUNK = 64;
   using Block = ScalesAndMinima;
+  INLINE static void numbers_of(const uint8_t* block, Affine* runs) { Block::numbers_of(block, runs); }
+  INLINE static void set_to_integers(uint8_t* block) { Block::set_to_integers(block); }
   struct Chunk {  // as of Q4_K; bit r of byte i is the fifth one of weight i of run r
     const uint8_t *data, *fifth;
     int c;
@@ -273,8 +296,15 @@ struct Q5_K : BlocksOf<256, 176> {
   };
 };
 
-struct Q6_K : BlocksOf<256, 210> {
+struct Q6_K : BlocksOf<256, 210, false, 16> {
   static constexpr int CHUNK = 64;
+  INLINE static void numbers_of(const uint8_t* block, Affine* runs) {
+    for (int i = 0; i < 16; i++) runs[i] = {float(int8_t(block[192 + i])) * half_at(block + 208), 0};
+  }
+  INLINE static void set_to_integers(uint8_t* block) {
+    memset(block + 192, 1, 16);
+    BlocksOf::set_to_integers(block + 208);
+  }
   // The numbers as bytes, and the scale of each 16.
   struct Block {
     uint8_t q[256];
