@@ -26,9 +26,9 @@ typedef int (*GetNumThreads)(uint32_t* count);
 extern ParallelFor parallel_for;
 extern GetNumThreads get_num_threads;
 
-// Asks the kernel of Linux for pages of 2 MiB for a result, or a buffer, of 8 MiB or more, which glibc may map anew each
-// time: the first write of each page of 4 KiB takes longer than the op (layer_norm of 128 MiB: half the time). As NumPy
-// does; where transparent huge pages are off, and for memory that was written before, nothing changes.
+// Asks the kernel of Linux for pages of 2 MiB for a result, or a buffer, of 8 MiB or more, which glibc may map anew
+// each time: the first write of each page of 4 KiB takes longer than the op (layer_norm of 128 MiB: half the time). As
+// NumPy does; where transparent huge pages are off, and for memory that was written before, nothing changes.
 void use_huge_pages(void* result, int64_t elements, int64_t dtype);
 
 // True in a step of run_calls() whose own threads wait for work, awake: a call may be shared with them for less of it.
