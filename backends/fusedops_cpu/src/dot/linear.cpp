@@ -27,11 +27,14 @@ constexpr int64_t ROWS = 256, ROWS_AS_THEY_LIE = VECTOR_BYTES == 32 ? 72 : ROWS;
 constexpr int64_t MANY = VECTOR_BYTES == 32 ? 96 : 48;
 constexpr int64_t MANY_OF_ONE_PART = VECTOR_BYTES == 32 ? INT64_MAX : VECTOR_BYTES == 64 ? 256 : MANY;
 constexpr int64_t MANY_UNPACKED = 48, MANY_UNPACKED_OF_ONE_PART = VECTOR_BYTES == 64 ? 256 : MANY_UNPACKED;
-constexpr int64_t MANY_IN_ORDER = 64, ROWS_IN_ORDER = 22 * TILE_ROWS;  // rows of x; of a block of work
-constexpr int64_t MOST_PACKED = 1 << 20;                               // floats of x that are packed at a time
-constexpr int64_t COLUMNS = 128, LEAST_COLUMNS = 32;                   // rows of the weight of a block of work
-constexpr int64_t PRODUCTS = 1 << 20;                                  // of a worker, at least: some 20 us
-constexpr int AT_ONCE = 4;  // rows of the weight of a tile; of one or two rows of x, more
+// Rows of x for which terms are added in order, of several parts and of one; of a block of work; and of what one worker
+// packs at a time.
+constexpr int64_t MANY_IN_ORDER = 96, MANY_IN_ORDER_OF_ONE_PART = 256;
+constexpr int64_t ROWS_IN_ORDER = 22 * TILE_ROWS, ROWS_OF_PIECE = 4 * TILE_ROWS;
+constexpr int64_t MOST_PACKED = 1 << 20;              // floats of x that are packed at a time
+constexpr int64_t COLUMNS = 128, LEAST_COLUMNS = 32;  // rows of the weight of a block of work
+constexpr int64_t PRODUCTS = 1 << 20;                 // of a worker, at least: some 20 us
+constexpr int AT_ONCE = 4;                            // rows of the weight of a tile; of one or two rows of x, more
 #if defined(__aarch64__)
 constexpr bool MANY_REGISTERS = true;  // 32, not 16
 #else
@@ -192,11 +195,16 @@ struct Linear {
   // Of a block of rows of x that are packed.
   int64_t floats_of_x() const { return packs() ? parts * floats_of_part() : 0; }
 
-  void pack_x(int64_t block, int64_t part, float* to) const {
-    const int64_t row = block * height, rows = std::min(height, call.rows - row), term = part * depth;
+  int64_t pieces() const { return parts * pieces_of_part(); }
+  void pack_x(int64_t block, int64_t number, float* to) const {
+    const int64_t part = number / pieces_of_part(), first = number % pieces_of_part() * ROWS_OF_PIECE;
+    const int64_t row = block * height, rows = std::min(height, call.rows - row) - first;
+    const int64_t term = part * depth, terms = terms_from(term);
     to += part * floats_of_part();
-    if (in_order) return pack<TILE_ROWS>({call.x, FLOAT32, call.terms, true}, row, rows, term, terms_from(term), to);
-    pack_lanes<TILE_ROWS>(call.x + row * call.terms + term, call.terms, rows, terms_from(term), to);
+    if (!in_order) return pack_lanes<TILE_ROWS>(call.x + row * call.terms + term, call.terms, rows, terms, to);
+    const Operand x{call.x, FLOAT32, call.terms, true};
+    to += first / TILE_ROWS * panel_floats<TILE_ROWS>(terms);
+    pack<TILE_ROWS>(x, row + first, std::min(rows, ROWS_OF_PIECE), term, terms, to);
   }
   // Writes the results of a block.
   void compute(int64_t block, const float* packed_x, float* sums) const {
@@ -218,6 +226,7 @@ struct Linear {
   }
 
  private:
+  int64_t pieces_of_part() const { return in_order ? divide_up(height, ROWS_OF_PIECE) : 1; }
   int64_t padded_rows() const { return round_up(height, TILE_ROWS); }
   int64_t floats_of_part() const {
     return in_order ? height / TILE_ROWS * panel_floats<TILE_ROWS>(depth)
@@ -323,7 +332,7 @@ struct Linear {
 };
 
 Status forward(const Linear& linear) {
-  const int64_t panels = linear.panels(), of_rows = linear.blocks() / panels, parts = linear.parts;
+  const int64_t panels = linear.panels(), of_rows = linear.blocks() / panels, pieces = linear.pieces();
   const int64_t workers = std::min(linear.most_workers(), workers_for(linear.blocks()));
   const int64_t floats = linear.floats_of_x();
   const int64_t at_once = floats ? std::max<int64_t>(1, std::min(of_rows, MOST_PACKED / floats)) : of_rows;
@@ -336,8 +345,8 @@ Status forward(const Linear& linear) {
   for (int64_t first = 0; first < of_rows; first += at_once) {
     const int64_t count = std::min(at_once, of_rows - first);
     if (packed)
-      run_blocks(count * parts, std::min(workers, count * parts), [=](int64_t at, int64_t) {
-        of_call->pack_x(first + at / parts, at % parts, packed + at / parts * floats);
+      run_blocks(count * pieces, std::min(workers, count * pieces), [=](int64_t at, int64_t) {
+        of_call->pack_x(first + at / pieces, at % pieces, packed + at / pieces * floats);
       });
     run_blocks(count * panels, std::min(workers, count * panels), [=](int64_t at, int64_t worker) {
       of_call->compute(first * panels + at, packed + at / panels * floats, buffers->of(worker));
@@ -375,7 +384,8 @@ static int linear_of(const LinearForward* call, bool in_order) {
   if (!call->rows || !call->columns) return OK;
   if (!call->y || (call->terms && (!call->x || !call->weight))) return INVALID;
   use_huge_pages(call->y, call->rows * call->columns, FLOAT32);
-  return forward(Linear(*call, in_order && call->terms && call->rows >= MANY_IN_ORDER));
+  const int64_t many = call->terms > DEPTH ? MANY_IN_ORDER : MANY_IN_ORDER_OF_ONE_PART;
+  return forward(Linear(*call, in_order && call->terms && call->rows >= many));
 }
 
 FUSEDOPS_EXPORT int fusedops_linear_forward(const LinearForward* call) { return linear_of(call, false); }

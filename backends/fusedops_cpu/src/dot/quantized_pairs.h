@@ -106,13 +106,15 @@ class OfPairs {
   int64_t floats_of_x() const { return parts_ * floats_of_part(); }
   int64_t floats() const { return height_ * TILE_COLUMNS + panel<TILE_COLUMNS>() + codes() + numbers(); }
 
-  // Packs a part of a block of rows of x, with the sums of its runs.
-  void pack_x(int64_t block, int64_t part, float* to) const {
+  // Packs a piece of a part of a block of rows of x, with the sums of its runs.
+  int64_t pieces() const { return parts_ * divide_up(height_, ROWS_OF_PIECE); }
+  void pack_x(int64_t block, int64_t piece, float* to) const {
+    const int64_t part = piece % parts_, begin = piece / parts_ * ROWS_OF_PIECE;
     const int64_t row = block * height_, first = part * DEPTH, count = terms(part);
-    const int64_t rows = std::min(height_, call_.rows - row);
+    const int64_t rows = std::min({height_, call_.rows - row, begin + ROWS_OF_PIECE});
     const Operand x{call_.x, BFLOAT16, call_.columns, true};
-    to += part * floats_of_part();
-    for (int64_t m = 0; m < rows; m += PAIR_ROWS, to += panel<PAIR_ROWS>() + PAIR_ROWS * runs()) {
+    to += part * floats_of_part() + begin / PAIR_ROWS * floats_of_tile();
+    for (int64_t m = begin; m < rows; m += PAIR_ROWS, to += floats_of_tile()) {
       const int64_t some = std::min<int64_t>(PAIR_ROWS, rows - m);
       Pairs::pack<PAIR_ROWS>(x, row + m, some, first, count, to);
       if (!format_.has_m) continue;
@@ -141,7 +143,7 @@ class OfPairs {
         format_.unpack(call_.weight, column + n, part * DEPTH, count, codes_of_rows + n * depth_, numbers_of_runs + n);
       Pairs::pack<TILE_COLUMNS>({codes_of_rows, BFLOAT16, depth_, true}, 0, columns, 0, count, packed);
       const float* of_tile = x;
-      for (int64_t m = 0; m < rows; m += PAIR_ROWS, of_tile += panel<PAIR_ROWS>() + PAIR_ROWS * runs())
+      for (int64_t m = 0; m < rows; m += PAIR_ROWS, of_tile += floats_of_tile())
         format_.tile(of_tile, of_tile + panel<PAIR_ROWS>(), packed, numbers_of_runs, count / format_.run,
                      sums + m * TILE_COLUMNS, part > 0);
     }
@@ -153,7 +155,7 @@ class OfPairs {
   }
 
  private:
-  static constexpr int64_t DEPTH = PackedProducts::DEPTH, MOST_ROWS = 528;
+  static constexpr int64_t DEPTH = PackedProducts::DEPTH, MOST_ROWS = 528, ROWS_OF_PIECE = 8 * PAIR_ROWS;
 
   int64_t terms(int64_t part) const { return std::min(DEPTH, call_.columns - part * DEPTH); }
   int64_t runs() const { return depth_ / format_.run; }
@@ -161,7 +163,8 @@ class OfPairs {
   int64_t panel() const {
     return panel_floats<WIDTH>(depth_ / 2);
   }
-  int64_t floats_of_part() const { return height_ / PAIR_ROWS * (panel<PAIR_ROWS>() + PAIR_ROWS * runs()); }
+  int64_t floats_of_tile() const { return panel<PAIR_ROWS>() + PAIR_ROWS * runs(); }
+  int64_t floats_of_part() const { return height_ / PAIR_ROWS * floats_of_tile(); }
   int64_t numbers() const { return 2 * TILE_COLUMNS * runs(); }
   int64_t codes() const { return TILE_COLUMNS * depth_ / 2; }
 
@@ -187,7 +190,7 @@ Status forward_of_pairs(const QuantizedForward& call, const OfRuns& format) {
   const OfPairs pairs(call, format);
   const FloatRow bias(call.bias, call.bias_dtype, call.bias ? call.outputs : 0, 0.0f, 0.0f);
   const int64_t of_rows = pairs.blocks_of_rows(), panels = pairs.panels(), floats = pairs.floats_of_x();
-  const int64_t parts = divide_up(call.columns, PackedProducts::DEPTH);
+  const int64_t pieces = pairs.pieces();
   const int64_t at_once = std::max<int64_t>(1, std::min(of_rows, MOST_PACKED / std::max<int64_t>(1, floats)));
   const int64_t workers = workers_for(panels);
   const FloatBuffer x(at_once * floats);
@@ -199,8 +202,8 @@ Status forward_of_pairs(const QuantizedForward& call, const OfRuns& format) {
   const float* added = call.bias ? bias.data() : nullptr;
   for (int64_t first = 0; first < of_rows; first += at_once) {
     const int64_t count = std::min(at_once, of_rows - first);
-    run_blocks(count * parts,
-               [=](int64_t at) { of_call->pack_x(first + at / parts, at % parts, packed + at / parts * floats); });
+    run_blocks(count * pieces,
+               [=](int64_t at) { of_call->pack_x(first + at / pieces, at % pieces, packed + at / pieces * floats); });
     run_blocks(count * panels, workers, [=](int64_t at, int64_t worker) {
       of_call->compute(first + at / panels, at % panels, packed + at / panels * floats, added, buffers->of(worker));
     });
