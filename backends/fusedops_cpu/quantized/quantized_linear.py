@@ -25,7 +25,6 @@ _CODES = {
     "NF4": _NF4,
 }
 _E8M0, _E4M3 = 8, 9  # the codes of scales that are bytes
-_MANY = 48  # rows of x
 # of 32 columns, which have one scale
 _WHOLE_BLOCKS = ScaleGroups("packed", "scales", "format", 32)
 
@@ -65,8 +64,7 @@ def quantized_linear_by_rows(a: QuantizedLinearArgs) -> LibraryCall:
 )
 def quantized_linear(a: QuantizedLinearArgs) -> LibraryCall:
     """Compute the op; the products of many rows, by pairs where x is bfloat16 and the weight integers with scales."""
-    many = a.x.shape[:-1].numel() >= _MANY
-    return _forward(library().quantized_of_many if many else library().quantized_forward, a)
+    return _forward(library().quantized_in_order, a)
 
 
 def _forward(function: LibraryFunction, a: QuantizedLinearArgs) -> LibraryCall:

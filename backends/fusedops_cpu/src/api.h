@@ -611,7 +611,7 @@ FUSEDOPS_EXPORT int fusedops_linear_log_probs(const fusedops::LinearLogProbs* ca
 FUSEDOPS_EXPORT int fusedops_linear_log_probs_backward(const fusedops::LinearLogProbsBackward* call);
 FUSEDOPS_EXPORT int fusedops_rotary(const fusedops::Rotary* call);
 FUSEDOPS_EXPORT int fusedops_quantized_forward(const fusedops::QuantizedForward* call);
-FUSEDOPS_EXPORT int fusedops_quantized_of_many(const fusedops::QuantizedForward* call);
+FUSEDOPS_EXPORT int fusedops_quantized_in_order(const fusedops::QuantizedForward* call);
 FUSEDOPS_EXPORT int fusedops_quantized_backward(const fusedops::QuantizedBackward* call);
 FUSEDOPS_EXPORT int fusedops_int8_linear(const fusedops::Int8Linear* call);
 FUSEDOPS_EXPORT int fusedops_routing_forward(const fusedops::RoutingForward* call);

@@ -2,7 +2,8 @@
 //
 // A sum over the columns is one vector of sums, weight after weight, for each part of DEPTH columns; the parts are
 // added in order. Every function here sums so, and that of linear.cpp for many rows: the bits of a row of y do not
-// depend on the other rows, nor on threads.
+// depend on the other rows, nor on threads. Where they may depend on the number of rows, many are added in another
+// order (linear.cpp, quantized_pairs.h).
 #include <algorithm>
 
 #include "dot/packed_products.h"
@@ -356,7 +357,8 @@ static int quantized_of(const QuantizedForward* call, bool in_order) {
   if (!call->y || (call->columns && (!call->x || !call->weight.codes))) return INVALID;
 #if VECTOR_BYTES == 64
   const bool takes_pairs = in_order && call->dtype == BFLOAT16 && call->weight.format < 8 && has_pairs();
-  if (takes_pairs && call->columns && is_moderate((const uint16_t*)call->x, call->rows * call->columns))
+  if (takes_pairs && call->rows >= MANY_OF_PAIRS && call->columns &&
+      is_moderate((const uint16_t*)call->x, call->rows * call->columns))
     return with_block_format(call->weight.format, [=](auto format) {
       using Format = decltype(format);
       return call->columns % Format::WEIGHTS ? INVALID : forward_of_pairs(*call, of_runs<Format>());
@@ -366,7 +368,7 @@ static int quantized_of(const QuantizedForward* call, bool in_order) {
 }
 
 FUSEDOPS_EXPORT int fusedops_quantized_forward(const QuantizedForward* call) { return quantized_of(call, false); }
-FUSEDOPS_EXPORT int fusedops_quantized_of_many(const QuantizedForward* call) { return quantized_of(call, true); }
+FUSEDOPS_EXPORT int fusedops_quantized_in_order(const QuantizedForward* call) { return quantized_of(call, true); }
 
 FUSEDOPS_EXPORT int fusedops_quantized_backward(const QuantizedBackward* call) {
   if (call->rows < 0 || call->columns < 0 || call->outputs < 0) return INVALID;

@@ -18,7 +18,8 @@ namespace {
 
 #if VECTOR_BYTES == 64
 
-constexpr int PAIR_ROWS = 6;  // rows of x of a tile: beside its sums are those of a run
+constexpr int64_t MANY_OF_PAIRS = 48;  // rows of x
+constexpr int PAIR_ROWS = 6;           // rows of x of a tile: beside its sums are those of a run
 
 // The products of a tile of x and of TILE_COLUMNS rows of the weight, written to (PAIR_ROWS, TILE_COLUMNS), or added.
 // From one run of `numbers` to the next are the scales and the minima of the rows of the weight.
