@@ -409,16 +409,16 @@ def _by_rows(
     groups = data.scales_shape(outputs, columns, scales.shape[-1] if format == "INT4_GROUP" else 0)
     if scales.dtype not in FLOATS:
         scales = _bytes(scales)
-    scales = scales.detach().reshape(*lead, *groups)
+    scales = scales.detach().reshape(*lead, *groups).contiguous()
     if global_scale is not None:
         global_scale = global_scale.detach().float().reshape(lead)
-    if zeros is not None and zeros.dtype is not torch.uint8:
+    if zeros is not None:
         from fusedops.quantization._by_columns import zeros_of_words
 
-        zeros = zeros_of_words(zeros, outputs)
+        zeros = zeros.contiguous() if zeros.dtype is torch.uint8 else zeros_of_words(zeros, outputs)
     return codes, scales, global_scale, zeros
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor if tensor.dtype is torch.uint8 else tensor.contiguous().view(torch.uint8)
+    tensor = tensor.detach().contiguous()  # else each call would copy it
+    return tensor if tensor.dtype is torch.uint8 else tensor.view(torch.uint8)

@@ -188,6 +188,9 @@ def test_a_packed_weight_is_a_value(format: str) -> None:
     packed = pack(weight, format)
     whole = unpack(packed)
     assert packed.shape == (2, 16, 256)
+    turned = pack(weight.mT.contiguous().mT, format)  # of gpt-oss: the tensors are by row, or each call copies them
+    assert all(each.is_contiguous() for each in turned.tensors().values())
+    assert torch.equal(unpack(turned), whole)
     assert torch.equal(unpack(packed[1]), whole[1])
     assert torch.equal(unpack(pickle.loads(pickle.dumps(packed))), whole)
     buffer = io.BytesIO()

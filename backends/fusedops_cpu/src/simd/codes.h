@@ -18,6 +18,17 @@ INLINE vint load_bytes(const uint8_t* p) {
   memcpy(&b, p, sizeof b);
   return widen_8(b);
 }
+// Of n bytes, and `other` in the lanes after them.
+INLINE vint load_bytes(const uint8_t* p, int n, uint8_t other) {
+#if VECTOR_BYTES == 64
+  return (vint)_mm512_cvtepu8_epi32(_mm_mask_loadu_epi8(_mm_set1_epi8(char(other)), __mmask16((1u << n) - 1), p));
+#else
+  uint8_t bytes[LANES];
+  memset(bytes, other, sizeof bytes);
+  for (int i = 0; i < n; i++) bytes[i] = p[i];
+  return load_bytes(bytes);
+#endif
+}
 INLINE vint load_signed(const uint8_t* p) {
 #if VECTOR_BYTES == 64
   return (vint)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));

@@ -37,35 +37,10 @@ NOINLINE void reorder(const float* from, float* to, int64_t count) {
 
 // A scale as float32: those of bytes are numbers of E8M0 or e4m3.
 enum ScaleType : int64_t { E8M0 = 8, E4M3 = 9 };
-INLINE float e8m0_at(const uint8_t* p) {
-  const uint32_t e = *p, bits = e == 0 ? 0x00400000 : e == 255 ? 0x7fc00000 : e << 23;
-  return bits_as<float>(bits);
-}
-INLINE float e4m3_of(uint32_t code) {
-  const uint32_t size = code & 0x7f;
-  const float sign = code & 0x80 ? -1.0f : 1.0f;
-  if (size == 0x7f) return sign * bits_as<float>(uint32_t(0x7fc00000));
-  if (size < 8) return sign * float(size) * 0x1p-9f;
-  return sign * bits_as<float>((size << 20) + (120u << 23));
-}
-INLINE float scale_at(const PackedWeight& weight, int64_t index) {
-  switch (weight.scale_dtype) {
-    case E8M0:
-      return e8m0_at((const uint8_t*)weight.scales + index);
-    case E4M3:
-      return e4m3_of(((const uint8_t*)weight.scales)[index]);
-    case BFLOAT16:
-      return load((const bfloat16*)weight.scales + index, Part{1})[0];
-    case FLOAT16:
-      return load((const float16*)weight.scales + index, Part{1})[0];
-    default:
-      return ((const float*)weight.scales)[index];
-  }
-}
 
 constexpr int64_t PART = 1024;  // columns whose scales are read at once
 
-// Some scales that follow each other, through a function.
+// Some scales that follow each other, through a function; up to LANES numbers more are written.
 template <class F>
 INLINE void scales_at(const PackedWeight& weight, int64_t index, int64_t count, float* scales, F scaled) {
   const int64_t dtype = weight.scale_dtype;
@@ -75,8 +50,7 @@ INLINE void scales_at(const PackedWeight& weight, int64_t index, int64_t count, 
       each(count, [=](int64_t i, auto lanes) { store(scales + i, scaled(load(from + i, lanes)), lanes); });
     });
   const uint8_t* from = (const uint8_t*)weight.scales + index;
-  const auto some = [=](int64_t i) {
-    const vint code = load_bytes(from + i);
+  const auto some = [=](int64_t i, vint code) {
     if (dtype == E8M0) {
       const vint bits = code == 0 ? vint{} + 0x00400000 : code == 255 ? vint{} + 0x7fc00000 : code << 23;
       return store(scales + i, scaled(bits_as<vfloat>(bits)));
@@ -86,10 +60,8 @@ INLINE void scales_at(const PackedWeight& weight, int64_t index, int64_t count, 
     store(scales + i, scaled((code & 0x7f) == 0x7f ? all(bits_as<float>(uint32_t(0x7fc00000))) : number));
   };
   int64_t i = 0;
-  for (; i + LANES <= count; i += LANES) some(i);
-  if (i == count) return;
-  if (count >= LANES) return some(count - LANES);
-  for (; i < count; i++) scales[i] = scaled(all(scale_at(weight, index + i)))[0];
+  for (; i + LANES <= count; i += LANES) some(i, load_bytes(from + i));
+  if (i < count) some(i, load_bytes(from + i, int(count - i), 127));  // 1, and NaN: a product of neither is subnormal
 }
 
 // Writes the numbers of the groups of [first, first + count), each for its parts of PER columns, of which `left`
@@ -125,17 +97,19 @@ INLINE int64_t line_of(const PackedWeight& weight, int64_t row) {
 template <int PER>
 NOINLINE void scales_of_row(const PackedWeight& weight, int64_t row, int64_t first, int64_t count, float factor,
                             float* scales, float* zeros) {
-  const int64_t group = weight.group, number = group >= count && first < group ? 0 : first / group;
+  const int64_t group = weight.group;
+  const bool alone = group == PER;  // without divisions by a group, which take about as long as the scales
+  const int64_t number = alone ? first / PER : group >= count && first < group ? 0 : first / group;
   const int64_t begin = line_of(weight, row) * weight.groups + number, left = (number + 1) * group - first;
-  const int64_t groups = left >= count ? 1 : 1 + divide_up(count - left, group);
+  const int64_t groups = alone ? count / PER : left >= count ? 1 : 1 + divide_up(count - left, group);
   const float divisor = weight.global_scale ? *weight.global_scale : 1.0f;
   const auto scaled = [=](vfloat v) {
     if (divisor != 1) v /= all(divisor);
     return factor == 1 ? v : v * factor;
   };
   const bool of_numbers = weight.scale_dtype != E8M0 && weight.scale_dtype != E4M3;
-  const int64_t parts = group / PER;
-  if (VECTOR_BYTES >= 32 && of_numbers && groups <= LANES && (groups == 1 || (parts & (parts - 1)) == 0)) {
+  const auto of_power = [=] { return ((group / PER) & (group / PER - 1)) == 0; };
+  if (VECTOR_BYTES >= 32 && of_numbers && groups <= LANES && (groups == 1 || of_power())) {
 #if VECTOR_BYTES >= 32
     const vfloat numbers = with_dtype(weight.scale_dtype, [&](auto element) {
       return load((const decltype(element)*)weight.scales + begin, Part{int(groups)});
@@ -144,9 +118,9 @@ NOINLINE void scales_of_row(const PackedWeight& weight, int64_t row, int64_t fir
 #endif
   } else {
     float buffer[PART / PER + LANES];
-    float* numbers = group == PER ? scales : buffer;
+    float* numbers = alone ? scales : buffer;
     scales_at(weight, begin, groups, numbers, scaled);
-    if (group != PER) each_group<PER>(numbers, group, left, count, scales);
+    if (!alone) each_group<PER>(numbers, group, left, count, scales);
   }
   if (!zeros) return;
   if (weight.zeros) {
