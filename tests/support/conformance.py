@@ -199,9 +199,13 @@ def _is_slow(check: testing.Check) -> bool:
 
 def _is_long(check: testing.Check) -> bool:
     """Return True for a check of a loop over the positions, in the interpreter: its situations are of launches that
-    experts has too, several a call, and of saved values that all backends have; the others take half a minute.
+    experts has too, several a call, and of saved values that all backends have; the others take half a minute. And for
+    the limits of kernels with the launches of others.
     """
-    return (check.backend, check.op) == ("triton", "linear_attention") and check.name in OF_LOOPS
+    if check.backend != SLOW_BACKEND:
+        return False
+    loops = check.op == "linear_attention" and check.name in OF_LOOPS
+    return loops or (check.op in OF_SHARED_LAUNCHES and check.name == "constraints")
 
 
 def _is_brief(check: testing.Check) -> bool:
