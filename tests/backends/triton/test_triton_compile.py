@@ -62,7 +62,8 @@ def _cases() -> dict[str, Case]:
     cases["forward-1024-no-mask"] = _case("forward", 1024, "bfloat16", "sm_90", mask=None)
     cases["forward-65536-no-mask"] = _case("forward", 65536, "bfloat16", "sm_90", mask=None, causal=True)
     for size_k in (65528, 65536):  # rows on chip as pairs
-        cases[f"forward-{size_k}-pairs-bfloat16-sm_90"] = _case("forward", size_k, "bfloat16", "sm_90", mask=None)
+        case = _case("forward", size_k, "bfloat16", "sm_90", mask=None, long=size_k == 65536)
+        cases[f"forward-{size_k}-pairs-bfloat16-sm_90"] = case
     for dtype, target in (("bfloat16", "sm_80"), ("float16", "sm_100"), ("bfloat16", "gfx942")):
         cases[f"backward-32768-pairs-{dtype}-{target}"] = _case("backward", 32768, dtype, target)
     cases["forward-65536-pairs-bfloat16-gfx942"] = _case("forward", 65536, "bfloat16", "gfx942", mask=None)
