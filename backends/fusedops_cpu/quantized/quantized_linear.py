@@ -63,7 +63,7 @@ def quantized_linear_by_rows(a: QuantizedLinearArgs) -> LibraryCall:
     for_rows=quantized_linear_by_rows,
 )
 def quantized_linear(a: QuantizedLinearArgs) -> LibraryCall:
-    """Compute the op; the products of many rows, by pairs where x is bfloat16 and the weight integers with scales."""
+    """Compute the op; many rows, of bfloat16 by pairs of integers, or one of FP8, add their terms in another order."""
     return _forward(library().quantized_in_order, a)
 
 

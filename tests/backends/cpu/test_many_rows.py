@@ -1,4 +1,4 @@
-"""Many rows of a linear layer, whose terms are added in another order than those of few rows, unless rows matter."""
+"""Rows of a linear layer whose terms are added in another order than those of other calls, unless rows matter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops.quantization import FORMATS, dequantize, quantize
+from fusedops.quantization import FORMATS, Packed, dequantize, pack, quantize, unpack
 from fusedops_cpu.launch.calls import results_of
 from fusedops_cpu.launch.library import library
 from fusedops_cpu.linear.linear import linear, linear_by_lanes
@@ -73,3 +73,31 @@ def test_where_rows_matter_a_row_has_the_bits_that_it_has_alone() -> None:
     alone = results_of(linear_by_lanes(x[77:78], weight, None, None))
     assert torch.equal(results_of(linear_by_lanes(x, weight, None, None))[77:78], alone)
     assert linear.for_independent_rows().function is linear.for_rows
+
+
+@pytest.mark.parametrize("format", ["FP8_ROW", "FP8_BLOCK", "FP8_TENSOR"])
+@pytest.mark.parametrize("columns", [32, 1440, 8352])
+def test_one_row_of_fp8(format: str, columns: int) -> None:
+    """Its scales multiply sums. Of more groups than are read at once, a block that is cut, outputs beside four."""
+    packed, bias = pack(normal(135, columns), format), normal(135)
+    weight = unpack(packed)
+    for size in (1.0, 1e30, 1e-15):  # the last two are computed as other rows are
+        for dtype in (torch.float32, torch.bfloat16):
+            x = (normal(1, columns) * size).to(dtype)
+            with fusedops.use("cpu", fallback="raise"):
+                assert_near(fusedops.quantized_linear(x, packed, bias * size), x, weight, bias * size)
+    x, rows = normal(1, columns), normal(4, columns)
+    with fusedops.use("cpu", fallback="raise", rows="independent"):
+        alone = fusedops.quantized_linear(x, packed)
+        assert torch.equal(fusedops.quantized_linear(torch.cat([rows, x]), packed)[4:], alone)
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+@pytest.mark.parametrize("column", [0, 63, 1439])
+def test_one_row_of_fp8_and_a_code_of_nan(code: int, column: int) -> None:
+    packed = pack(normal(9, 1440), "FP8_ROW")
+    codes = packed.codes.clone()
+    codes[6, column] = code
+    marked = Packed("FP8_ROW", codes, packed.scales, shape=packed.shape)
+    y = fusedops.quantized_linear(normal(1, 1440), marked, backend="cpu")
+    assert y.isnan().nonzero().tolist() == [[0, 6]]

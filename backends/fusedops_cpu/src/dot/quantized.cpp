@@ -3,7 +3,7 @@
 // A sum over the columns is one vector of sums, weight after weight, for each part of DEPTH columns; the parts are
 // added in order. Every function here sums so, and that of linear.cpp for many rows: the bits of a row of y do not
 // depend on the other rows, nor on threads. Where they may depend on the number of rows, many are added in another
-// order (linear.cpp, quantized_pairs.h).
+// order (linear.cpp, quantized_pairs.h), and so is one with codes of e4m3.
 #include <algorithm>
 
 #include "dot/packed_products.h"
@@ -105,6 +105,60 @@ INLINE void products(const float* x, int64_t rows, int64_t columns, const Packed
     write_all_sums<N>(vectors, std::min<int64_t>(M, rows), count, sums, first > 0);
   }
 }
+
+#if VECTOR_BYTES == 64
+// ---- One row, codes of e4m3: the products of the columns of one scale are added up, and multiplied by it once ----
+
+// True where the largest number is neither so large nor so small that a sum without scales is not exact enough.
+NOINLINE bool is_between(const float* x, int64_t columns) {
+  vint most = {};
+  each(columns, [&](int64_t i, auto lanes) {
+    const vint size = bits_as<vint>(load(x + i, lanes)) & INT32_MAX;
+    most = size > most ? size : most;
+  });
+  int32_t largest = 0;
+  for (int i = 0; i < LANES; i++) largest = std::max<int32_t>(largest, most[i]);
+  return largest > bits_as<int32_t>(0x1p-40f) && largest < bits_as<int32_t>(0x1p100f);
+}
+
+// The product of a row of x and `count` of FOUR rows of the weight. Its bits are not those of more rows.
+NOINLINE void products_of_fp8(const float* x, int64_t columns, const PackedWeight& weight, int64_t output,
+                              int64_t count, float* sums) {
+  const uint8_t* codes[FOUR];
+  for (int64_t n = 0; n < FOUR; n++) codes[n] = weight.codes + (output + std::min(n, count - 1)) * weight.row_bytes;
+  const int64_t ahead = FOUR * weight.row_bytes;
+  const bool alike = line_of(weight, output) == line_of(weight, output + count - 1);
+  constexpr int64_t GROUPS = 32;  // whose scales are read at once
+  float scales[FOUR][GROUPS + LANES];
+  vfloat total[FOUR] = {};
+  for (int64_t first = 0, group = 0; first < columns; first += weight.group, group++) {
+    if (group % GROUPS == 0)
+      for (int64_t n = 0; n < (alike ? 1 : FOUR); n++)
+        scales_at(weight, line_of(weight, output + std::min(n, count - 1)) * weight.groups + group,
+                  std::min(GROUPS, weight.groups - group), scales[n], [](vfloat v) { return v * Fp8Codes::FACTOR; });
+    const int64_t end = std::min(columns, first + weight.group);
+    vfloat part[FOUR] = {};
+    for (int64_t at = first; at < end; at += 32) {
+      if (at % 64 == 0)
+#pragma GCC unroll 4
+        for (int n = 0; n < FOUR; n++) __builtin_prefetch(codes[n] + ahead + at);
+      const vfloat low = load(x + at), high = load(x + at + LANES);
+#pragma GCC unroll 4
+      for (int n = 0; n < FOUR; n++) {
+        const float one = 1;
+        const Fp8Codes::Chunk chunk(codes[n] + at, &one);
+        part[n] += chunk.number(0) * low;
+        part[n] += chunk.number(LANES) * high;
+      }
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < FOUR; n++) total[n] += part[n] * scales[alike ? 0 : n][group % GROUPS];
+  }
+  for (int n = 0; n < FOUR; n++)
+    if (Fp8Codes::may_have_nan(codes[n], columns / 32)) total[n] = all(bits_as<float>(uint32_t(0x7fc00000)));
+  write_sums(total, sums, false, count);
+}
+#endif
 
 // ---- Many rows: a tile of M rows of x and N unpacked rows of the weight ----
 
@@ -240,6 +294,11 @@ Status forward(const QuantizedForward& call, bool in_order) {
   const Scratch scratch(workers, size);
   if (x.failed() || bias.failed() || scratch.failed()) return OUT_OF_MEMORY;
   const Product<Format> product{x.data(), call.weight, call.bias ? bias.data() : nullptr, columns};
+#if VECTOR_BYTES == 64
+  const bool alone = is_fp8<Format> && in_order && rows == 1 && columns && is_between(x.data(), columns);
+#else
+  const bool alone = false;
+#endif
   uint8_t* y = (uint8_t*)call.y;
   const int64_t dtype = call.dtype, itemsize = dtype == FLOAT32 ? 4 : 2;
   const Scratch* buffers = &scratch;
@@ -247,8 +306,15 @@ Status forward(const QuantizedForward& call, bool in_order) {
     const int64_t output = block / parts * OUTPUTS, count = std::min(OUTPUTS, outputs - output);
     const int64_t row = block % parts * ROWS, row_count = std::min(ROWS, rows - row);
     float* sums = buffers->of(worker);
-    sums_of<Format>(product.weight, product.x + row * columns, columns, row_count, output, count, sums,
-                    sums + sums_size);
+    if (alone) {
+#if VECTOR_BYTES == 64
+      for (int64_t n = 0; n < count; n += FOUR)
+        products_of_fp8(product.x, columns, product.weight, output + n, std::min<int64_t>(FOUR, count - n), sums + n);
+#endif
+    } else {
+      sums_of<Format>(product.weight, product.x + row * columns, columns, row_count, output, count, sums,
+                      sums + sums_size);
+    }
     for (int64_t m = 0; m < row_count; m++) {
       float* mine = sums + m * OUTPUTS;
       if (product.bias)

@@ -128,9 +128,9 @@ NOINLINE void forward_stretch(const T* x, T* y, int64_t n, Channels channels, in
     const auto c = channels.at(i, lanes);
     if (SILU && ahead)
       for (int at = 0; at < lanes.most; at += 64 / int(sizeof(T))) __builtin_prefetch(x + ahead + i + at, 0, 2);
-    const auto z = (load(x + i, lanes) - c.mean) * c.rstd * c.weight + c.bias;
+    const auto z = (load(x + i, lanes) - c.mean) * (c.rstd * c.weight) + c.bias;
     if constexpr (SILU) {
-      return silu_of(z);
+      return silu_of<sizeof(T) == 2>(z);
     } else {
       return z;
     }

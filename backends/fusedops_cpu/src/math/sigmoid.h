@@ -22,10 +22,10 @@ INLINE V tanh_of(V u) {
 
 // ---- silu and sigmoid ----
 
-// g * sigmoid(g), the act of GateFunction for silu, bit for bit.
-template <class V>
+// g * sigmoid(g), the act of GateFunction for silu, bit for bit unless NARROW: for results of 16 bits.
+template <bool NARROW = false, class V>
 INLINE V silu_of(V g) {
-  const V w = g * -LOG2_E, e = exp2_within(at_most(126.0f, at_least(-127.0f, w)));
+  const V w = g * -LOG2_E, e = exp2_within<NARROW>(at_most(126.0f, at_least(-127.0f, w)));
   return zero_above(126.0f, w, g * reciprocal(e + 1.0f));
 }
 

@@ -248,23 +248,30 @@ struct Fp8Codes {
     }
     return found;
   }
-  // Makes the scale of each 32 codes with a NaN NaN: a sum with it is.
-  NOINLINE static void mark_nan(const uint8_t* codes, int64_t count, float* scales) {
+  // True where one of 32 * count codes is NaN, or where no vectors search for it.
+  NOINLINE static bool may_have_nan(const uint8_t* codes, int64_t count) {
 #if VECTOR_BYTES == 64
     const __m512i sign = _mm512_set1_epi8(char(0x80));
     __m512i most = sign;
+#pragma GCC unroll 4
     for (int64_t i = 0; i < count / 2; i++)
       most = _mm512_max_epu8(most, _mm512_or_si512(_mm512_loadu_si512(codes + 64 * i), sign));
     const __m256i last = _mm256_loadu_si256((const __m256i*)codes + (count - 1));
     most = _mm512_max_epu8(most, _mm512_or_si512(_mm512_zextsi256_si512(last), sign));
-    if (!_mm512_cmpeq_epi8_mask(most, _mm512_set1_epi8(-1))) return;
+    return _mm512_cmpeq_epi8_mask(most, _mm512_set1_epi8(-1));
 #elif VECTOR_BYTES == 32
     const __m256i sign = _mm256_set1_epi8(char(0x80));
     __m256i most = sign;
     for (int64_t i = 0; i < count; i++)
       most = _mm256_max_epu8(most, _mm256_or_si256(_mm256_loadu_si256((const __m256i*)codes + i), sign));
-    if (!_mm256_movemask_epi8(_mm256_cmpeq_epi8(most, _mm256_set1_epi8(-1)))) return;
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, _mm256_set1_epi8(-1)));
+#else
+    return true;
 #endif
+  }
+  // Makes the scale of each 32 codes with a NaN NaN: a sum with it is.
+  INLINE static void mark_nan(const uint8_t* codes, int64_t count, float* scales) {
+    if (!may_have_nan(codes, count)) return;
     for (int64_t i = 0; i < count; i++)
       if (has_nan(codes + 32 * i)) scales[i] = bits_as<float>(uint32_t(0x7fc00000));
   }
@@ -276,9 +283,10 @@ struct Fp8Codes {
       const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)codes));
       halves = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(short(0xbfff)));
     }
-    INLINE vfloat at(int i) const {
+    INLINE vfloat at(int i) const { return number(i) * d; }
+    INLINE vfloat number(int i) const {  // 2**-8 of it
       const __m256i half = i ? _mm512_extracti64x4_epi64(halves, 1) : _mm512_castsi512_si256(halves);
-      return (vfloat)_mm512_cvtph_ps(half) * d;
+      return (vfloat)_mm512_cvtph_ps(half);
     }
 #else
     const uint8_t* codes;
