@@ -97,7 +97,7 @@ struct Forward {
     const int64_t n = columns, at = row * n;
     if (!z) {
       each(n, [=, gate = vectors.gate](int64_t i, auto lanes) {
-        ahead<STREAMS>(at + i);
+        ahead(at + i);
         store_or_stream<STREAMS>(s + at + i, summed(at + i, gate + i, lanes), lanes);
       });
       return;
@@ -120,7 +120,7 @@ struct Forward {
     }));
     const float rstd = 1.0f / std::sqrt(squares / float(n) + eps);
     each_group<Pair>(n, [=, factor = vectors.factor, added = vectors.added](int64_t i, auto lanes) {
-      ahead<STREAMS>(at + i);
+      ahead(at + i);
       const auto v = (load(rows + i, lanes) - mean) * rstd;
       store_or_stream<STREAMS>(z + at + i, v * load(factor + i, lanes) + load(added + i, lanes), lanes);
     });
@@ -134,12 +134,9 @@ struct Forward {
     return load(y + at, lanes) * load(gate, lanes) + load(x + at, lanes);
   }
 
-  template <bool STREAMS>
   INLINE void ahead(int64_t at) const {  // so that memory is read and written at the same time, row after row
-    if constexpr (STREAMS) {
-      __builtin_prefetch(x + at + columns);
-      if (y) __builtin_prefetch(y + at + columns);
-    }
+    __builtin_prefetch(x + at + columns);
+    if (y) __builtin_prefetch(y + at + columns);
   }
 };
 
