@@ -101,3 +101,18 @@ def test_one_row_of_fp8_and_a_code_of_nan(code: int, column: int) -> None:
     marked = Packed("FP8_ROW", codes, packed.scales, shape=packed.shape)
     y = fusedops.quantized_linear(normal(1, 1440), marked, backend="cpu")
     assert y.isnan().nonzero().tolist() == [[0, 6]]
+
+
+@pytest.mark.parametrize("scale", [torch.inf, 1e37, torch.nan])
+def test_one_row_of_fp8_and_weights_that_are_not_finite(scale: float) -> None:
+    """A sum of them is inf or NaN, whatever the sum of their codes is; the largest x makes 1e37 times 448 small."""
+    packed = pack(normal(9, 1440), "FP8_ROW")
+    scales = packed.scales.clone()
+    scales[6] = scale
+    marked, x = Packed("FP8_ROW", packed.codes, scales, shape=packed.shape), normal(1, 1440) * 1e-8
+    got = fusedops.quantized_linear(x, marked, backend="cpu")
+    with fusedops.use(rows="independent"):
+        wanted = fusedops.quantized_linear(x, marked, backend="cpu")
+    assert not wanted[0, 6].isfinite()
+    assert torch.equal(got.nan_to_num(9.0), wanted.nan_to_num(9.0))
+    assert torch.equal(got.isnan(), wanted.isnan())

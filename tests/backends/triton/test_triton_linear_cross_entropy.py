@@ -122,7 +122,7 @@ def test_the_product_for_weight_waits_for_backward_up_to_2_h_rows(
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # of the flags
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_one_chunk_takes_its_logits_and_the_gradient_of_weight(reduction: str) -> None:
-    """Here 4 V H bytes, and what torch takes beside on a CPU. With a sum in float32, more than 9."""
+    """Here 4 V H bytes, and what torch takes beside on a CPU. A sum in float32 takes 4 V H more."""
     x, weight = torch.randn(64, 64).bfloat16().requires_grad_(), torch.randn(2048, 64).bfloat16().requires_grad_()
     target = torch.randint(2048, (64,))
     target[5] = -100
@@ -136,7 +136,7 @@ def test_one_chunk_takes_its_logits_and_the_gradient_of_weight(reduction: str) -
         return x.grad
 
     with torch.backends.mkldnn.flags(enabled=False):  # which rewrites its operands on processors without AVX512-BF16
-        assert peak(both_ways, 1) < 8 * weight.numel()
+        assert peak(both_ways, 1) < 7 * weight.numel()
     for got, want in zip((x.grad, weight.grad), torch.autograd.grad(losses.sum(), wide)):
         assert got is not None
         assert (got.double() - want).norm() < 0.01 * want.norm()

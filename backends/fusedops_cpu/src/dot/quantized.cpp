@@ -116,27 +116,31 @@ NOINLINE bool is_between(const float* x, int64_t columns) {
     const vint size = bits_as<vint>(load(x + i, lanes)) & INT32_MAX;
     most = size > most ? size : most;
   });
-  int32_t largest = 0;
-  for (int i = 0; i < LANES; i++) largest = std::max<int32_t>(largest, most[i]);
-  return largest > bits_as<int32_t>(0x1p-40f) && largest < bits_as<int32_t>(0x1p100f);
+  const __m512i least = _mm512_set1_epi32(bits_as<int32_t>(0x1p-40f));
+  const __m512i end = _mm512_set1_epi32(bits_as<int32_t>(0x1p100f));
+  return _mm512_cmpgt_epi32_mask((__m512i)most, least) && !_mm512_cmpge_epi32_mask((__m512i)most, end);
 }
 
-// The product of a row of x and `count` of FOUR rows of the weight. Its bits are not those of more rows.
-NOINLINE void products_of_fp8(const float* x, int64_t columns, const PackedWeight& weight, int64_t output,
+// The product of a row of x and `count` of FOUR rows of the weight. Its bits are not those of more rows. False where a
+// weight, a code times its scale, may be no finite number: the sum is then that of such weights.
+NOINLINE bool products_of_fp8(const float* x, int64_t columns, const PackedWeight& weight, int64_t output,
                               int64_t count, float* sums) {
   const uint8_t* codes[FOUR];
   for (int64_t n = 0; n < FOUR; n++) codes[n] = weight.codes + (output + std::min(n, count - 1)) * weight.row_bytes;
   const int64_t ahead = FOUR * weight.row_bytes;
   const bool alike = line_of(weight, output) == line_of(weight, output + count - 1);
-  constexpr int64_t GROUPS = 32;  // whose scales are read at once
-  float scales[FOUR][GROUPS + LANES];
+  const int64_t step = std::min(weight.group, DEPTH);
+  float scales[FOUR][DEPTH / 32 + LANES];
+  vint large = {};
   vfloat total[FOUR] = {};
-  for (int64_t first = 0, group = 0; first < columns; first += weight.group, group++) {
-    if (group % GROUPS == 0)
-      for (int64_t n = 0; n < (alike ? 1 : FOUR); n++)
-        scales_at(weight, line_of(weight, output + std::min(n, count - 1)) * weight.groups + group,
-                  std::min(GROUPS, weight.groups - group), scales[n], [](vfloat v) { return v * Fp8Codes::FACTOR; });
-    const int64_t end = std::min(columns, first + weight.group);
+  for (int64_t first = 0; first < columns; first += step) {
+    if (!first || (first % DEPTH == 0 && weight.group < columns))
+      for (int64_t n = 0; n < (alike ? 1 : FOUR); n++) {
+        const int64_t part = std::min(DEPTH, columns - first);
+        scales_of_row<32>(weight, output + std::min(n, count - 1), first, part, Fp8Codes::FACTOR, scales[n], nullptr);
+        each(part / 32, [&](int64_t i, auto lanes) { large |= ~(magnitude(load(scales[n] + i, lanes)) < 0x1p108f); });
+      }
+    const int64_t end = std::min(columns, first + step);
     vfloat part[FOUR] = {};
     for (int64_t at = first; at < end; at += 32) {
       if (at % 64 == 0)
@@ -152,11 +156,12 @@ NOINLINE void products_of_fp8(const float* x, int64_t columns, const PackedWeigh
       }
     }
 #pragma GCC unroll 4
-    for (int n = 0; n < FOUR; n++) total[n] += part[n] * scales[alike ? 0 : n][group % GROUPS];
+    for (int n = 0; n < FOUR; n++) total[n] += part[n] * scales[alike ? 0 : n][first % DEPTH / 32];
   }
   for (int n = 0; n < FOUR; n++)
     if (Fp8Codes::may_have_nan(codes[n], columns / 32)) total[n] = all(bits_as<float>(uint32_t(0x7fc00000)));
   write_sums(total, sums, false, count);
+  return !_mm512_test_epi32_mask((__m512i)large, (__m512i)large);
 }
 #endif
 
@@ -306,12 +311,13 @@ Status forward(const QuantizedForward& call, bool in_order) {
     const int64_t output = block / parts * OUTPUTS, count = std::min(OUTPUTS, outputs - output);
     const int64_t row = block % parts * ROWS, row_count = std::min(ROWS, rows - row);
     float* sums = buffers->of(worker);
-    if (alone) {
+    bool done = alone;
 #if VECTOR_BYTES == 64
-      for (int64_t n = 0; n < count; n += FOUR)
-        products_of_fp8(product.x, columns, product.weight, output + n, std::min<int64_t>(FOUR, count - n), sums + n);
+    for (int64_t n = 0; alone && n < count; n += FOUR)
+      done &=
+          products_of_fp8(product.x, columns, product.weight, output + n, std::min<int64_t>(FOUR, count - n), sums + n);
 #endif
-    } else {
+    if (!done) {
       sums_of<Format>(product.weight, product.x + row * columns, columns, row_count, output, count, sums,
                       sums + sums_size);
     }

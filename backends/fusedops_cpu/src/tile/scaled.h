@@ -253,7 +253,7 @@ struct Fp8Codes {
 #if VECTOR_BYTES == 64
     const __m512i sign = _mm512_set1_epi8(char(0x80));
     __m512i most = sign;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int64_t i = 0; i < count / 2; i++)
       most = _mm512_max_epu8(most, _mm512_or_si512(_mm512_loadu_si512(codes + 64 * i), sign));
     const __m256i last = _mm256_loadu_si256((const __m256i*)codes + (count - 1));
