@@ -5,9 +5,11 @@ Starting processes is slow, so one start serves all checks of a world size; test
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import pathlib
+import signal
 import socket
 import sys
 import traceback
@@ -89,7 +91,13 @@ def run_on(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = (world, port, folder, rank or _rank)
-    torch.multiprocessing.start_processes(_begin, arguments, nprocs=world, start_method=start)
+    try:
+        torch.multiprocessing.start_processes(_begin, arguments, nprocs=world, start_method=start)
+    except Exception as error:  # one waited for another, which may have had the error: what each has written
+        for file in sorted(folder.glob("*.json")):
+            found = json.loads(file.read_text())
+            error.add_note(f"{file.stem}: last {[*found][-1]}, errors: {[*filter(None, found.values())]}")
+        raise
     data = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
     return {name: [one[name] for one in data] for name in data[0]}
 
@@ -112,6 +120,7 @@ def _begin(
     rank: int, world: int, port: int, folder: pathlib.Path, run: Callable[[int, int, pathlib.Path], None]
 ) -> None:
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGTERM, chain=True)  # where a rank is that another one waited for
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
     run(rank, world, folder)
