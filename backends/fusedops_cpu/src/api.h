@@ -11,6 +11,7 @@
 namespace fusedops {
 
 enum DTypeCode : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, FLOAT8 = 4 };
+enum ScaleType : int64_t { E8M0 = 8, E4M3 = 9 };  // of a byte, of a PackedWeight
 inline int64_t size_of(int64_t dtype) { return dtype == FLOAT32 ? 4 : dtype < INT8 ? 2 : 1; }
 
 constexpr int64_t MAX_DIMS = 16;  // of a masked softmax

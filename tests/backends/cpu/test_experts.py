@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fusedops
+from fusedops.quantization import Packed
 
 pytestmark = pytest.mark.usefixtures("on_cpu", "one_thread")
 
@@ -48,6 +49,38 @@ def test_the_bits_of_a_token_depend_on_it_alone() -> None:
         for rows in (slice(0, 1), slice(8, 10), slice(7, 12), slice(40, 100), slice(599, 600)):
             alone = fusedops.experts(x[rows].to(dtype), index[rows], weights[rows], *tensors, backend="cpu")
             assert alone.equal(y[rows])
+
+
+def mxfp4(format: str, power: int, *shape: int) -> Packed:
+    """Return experts whose scales are 2^(power - 127), half of it, and, where that is 1, numbers of any size."""
+    *rows, columns = shape
+    generator = torch.Generator().manual_seed(power)
+    codes = torch.randint(256, (*rows, columns // 32, 16), dtype=torch.uint8, generator=generator)
+    if power < 3:
+        codes |= 0x44  # those of which no number is below 2^-126
+    scales = torch.tensor([power, max(power - 1, 0)], dtype=torch.uint8).repeat(columns // 32)[: columns // 32]
+    scales = scales.expand(*rows, -1).contiguous()
+    if format == "MXFP4":
+        return Packed(format, codes.flatten(-2), scales, shape=shape)
+    return Packed(format, torch.cat([scales[..., None], codes], -1).flatten(-2), shape=shape)
+
+
+@pytest.mark.parametrize("power", [0, 1, 2, 3, 127, 252, 253, 254, 255])
+@pytest.mark.parametrize("format", ["MXFP4", "MXFP4_GGUF"])
+def test_codes_of_mxfp4_in_bfloat16(format: str, power: int) -> None:
+    """Each power of two, of few rows and of many, of several slices of terms; a token's bits are those it has alone."""
+    x, index, weights, _, _ = routed(90, 544, 96)
+    x = (x * 2.0 ** max(-100, min(100, 127 - power))).bfloat16()
+    up, down = mxfp4(format, power, 4, 96, 544), mxfp4(format, 120, 4, 544, 96)
+    call = [x, index, weights, up, down]
+    y, wanted = (fusedops.experts(*call, activation="relu", backend=of).float() for of in ("cpu", "eager"))
+    assert bool(wanted[wanted.isfinite()].any()) == (power < 253)
+    torch.testing.assert_close(y.isnan(), wanted.isnan())
+    y, wanted = (each.nan_to_num(0, 0, 0) for each in (y, wanted))
+    assert float((y - wanted).norm()) <= 4e-3 * float(wanted.norm())
+    for rows in (slice(0, 1), slice(40, 42), slice(7, 30)):
+        alone = fusedops.experts(x[rows], index[rows], weights[rows], up, down, activation="relu", backend="cpu")
+        torch.testing.assert_close(alone.float().nan_to_num(0, 0, 0), y[rows], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("tokens", "inner"), [(600, 71), (24, 330)])

@@ -188,5 +188,5 @@ def test_no_other_library_is_needed() -> None:
         content = path.read_bytes()
         assert b"libgomp" not in content
         assert b"libstdc++" not in content
-    # 4.9 MB: attention in tiles is 0.4 of them, keys in pages 0.3, packed weights in the formats of the Hub 0.25
-    assert sum(path.stat().st_size for path in libraries) < 4_950_000
+    # 4.96 MB: attention in tiles is 0.4 of them, keys in pages 0.3, packed weights in the formats of the Hub 0.25
+    assert sum(path.stat().st_size for path in libraries) < 4_970_000

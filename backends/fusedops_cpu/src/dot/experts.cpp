@@ -45,6 +45,8 @@ class ForwardPass {
     if constexpr (PACKED) {
       gather(route_, panel, call_.x, call_.dtype, call_.width, weights_.of_up().reorder, gathered.data());
       x = {{gathered.data(), FLOAT32, call_.width, true}, panel.first};
+    } else {
+      x.operand.order = weights_.order_of_up();
     }
     const int64_t parts = activation_.gated() ? 2 : 1, width = call_.width, inner = call_.inner;
     const Added of_up(call_.up_lora, call_.lora_scale, panel, width, width_of_up(call_), true);
@@ -111,7 +113,8 @@ class ForwardPass {
   void down(const Piece& piece, int64_t first, int64_t n, const Block& block, float* buffer, const Number* a,
             int64_t first_of_panel, const Added& added) const {
     const int64_t at = piece.first - first_of_panel;
-    const Operand activated{a + at * call_.inner, Kind::DTYPE, call_.inner, true};
+    Operand activated{a + at * call_.inner, Kind::DTYPE, call_.inner, true};
+    if constexpr (!PACKED) activated.order = weights_.order_of_down();
     const auto weight = weights_.down(call_, piece.expert, true);
     const Columns part{&weight, first, n};
     const int64_t row_of_c = block.compute(activated, 0, piece.count, &part, 1, buffer);
@@ -180,7 +183,7 @@ FUSEDOPS_EXPORT int fusedops_experts_forward(const ExpertsForward* call) {
   if (!call->tokens) return OK;
   if (!has_tokens(*call) || (needs_weights(*call) && (!call->up || !call->down))) return INVALID;
   const FloatWeights weights;
-  return in_pairs(*call) ? ForwardPass<Pairs, FloatWeights>(*call, weights).run()
+  return in_pairs(*call) ? ForwardPass<PairsOf<true>, FloatWeights>(*call, weights).run()
                          : ForwardPass<Floats, FloatWeights>(*call, weights).run();
 }
 
@@ -190,5 +193,8 @@ FUSEDOPS_EXPORT int fusedops_quantized_experts_forward(const QuantizedExpertsFor
   if (!call->tokens) return OK;
   if (!has_tokens(*call) || (needs_weights(*call) && (!given->up.codes || !given->down.codes))) return INVALID;
   const PackedWeights weights(given->up, given->down);
-  return weights.fit(*call) ? ForwardPass<Packed, PackedWeights>(*call, weights).run() : INVALID;
+  if (!weights.fit(*call)) return INVALID;
+  if (has_pairs() && call->dtype == BFLOAT16 && is_mxfp4(given->up) && is_mxfp4(given->down))
+    return ForwardPass<PairsOf<true>, FloatWeights>(*call, {&given->up, &given->down}).run();
+  return ForwardPass<Packed, PackedWeights>(*call, weights).run();
 }

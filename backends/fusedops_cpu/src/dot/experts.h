@@ -165,14 +165,19 @@ Operand weight_of(const Call& call, const void* weight, int64_t dtype, int64_t e
 
 // The weights of all experts, each as an operand of products: as it multiplies inputs, or gradients of outputs.
 struct FloatWeights {
+  const PackedWeight *packed_up = nullptr, *packed_down = nullptr;  // of MXFP4, in products of pairs
+  const uint16_t* order_of_up() const { return packed_up ? order_of_terms(*packed_up) : nullptr; }
+  const uint16_t* order_of_down() const { return packed_down ? order_of_terms(*packed_down) : nullptr; }
   using Columns = fusedops::Columns;
   static constexpr int64_t PIECE = ROWS, GRADIENT_PIECE = ROWS, GRADIENT_COLUMNS = FEW_COLUMNS;
   template <class Call>
   Operand up(const Call& call, int64_t expert, bool of_inputs) const {
+    if (packed_up) return operand_of_codes(*packed_up, expert * width_of_up(call));
     return weight_of(call, call.up, call.up_dtype, expert, width_of_up(call), call.width, of_inputs);
   }
   template <class Call>
   Operand down(const Call& call, int64_t expert, bool of_inputs) const {
+    if (packed_down) return operand_of_codes(*packed_down, expert * call.width);
     return weight_of(call, call.down, call.down_dtype, expert, call.width, call.inner, of_inputs);
   }
 };

@@ -7,13 +7,10 @@
 // time.
 #include "dot/activation.h"
 #include "dot/packed_products.h"
+#include "processor.h"
 #include "rows.h"
 #include "tile/four_sums.h"
 #include "tile/products.h"
-
-#if defined(__x86_64__) || defined(_M_X64)
-#include <cpuid.h>
-#endif
 
 namespace fusedops {
 namespace {
@@ -278,7 +275,8 @@ struct Linear {
       } else {
         const float* from = call.weight + (column + n) * call.weight_row;
         pack_lanes<TILE_COLUMNS>(from + term, call.weight_row, count, terms, packed);
-        ahead = ahead_of(from + TILE_COLUMNS * call.weight_row, FLOAT32, term, terms, LANES * tiles, steps);
+        ahead = ahead_of(from + TILE_COLUMNS * call.weight_row, TILE_COLUMNS * sizeof(float), term, terms,
+                         LANES * tiles, steps);
       }
       for (int64_t lane = 0; lane < LANES; lane++)
         for (int64_t tile = 0; tile < tiles; tile++) {
@@ -306,7 +304,7 @@ struct Linear {
       } else {
         const Operand weight{call.weight, FLOAT32, call.weight_row, true};
         pack<TILE_COLUMNS>(weight, first, count, term, terms, packed);
-        ahead = ahead_of(weight.row(first + TILE_COLUMNS, 0), FLOAT32, term, terms, tiles, terms);
+        ahead = ahead_of(weight.row(first + TILE_COLUMNS, 0), TILE_COLUMNS * sizeof(float), term, terms, tiles, terms);
       }
       float bias[TILE_COLUMNS] = {};
       if (call.bias) std::copy_n(call.bias + first, count, bias);
@@ -369,14 +367,7 @@ Status linear_of_packed(const float* x, const PackedWeight& weight, Unpack unpac
 
 using namespace fusedops;
 
-FUSEDOPS_EXPORT int64_t fusedops_is_amd() {
-#if defined(__x86_64__) || defined(_M_X64)
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541;  // "Auth", of AuthenticAMD
-#else
-  return 0;
-#endif
-}
+FUSEDOPS_EXPORT int64_t fusedops_is_amd() { return is_amd(); }
 
 static int linear_of(const LinearForward* call, bool in_order) {
   if (call->rows < 0 || call->columns < 0 || call->terms < 0) return INVALID;

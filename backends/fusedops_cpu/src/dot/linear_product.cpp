@@ -59,7 +59,7 @@ class Packed {
   // rows, exactly the terms of the next panel, which are apart, took 1.1 times as long.
   Ahead next(int64_t row, int64_t term, int64_t terms, int64_t tiles, const float* panel) const {
     if (!by_terms() || is_packed()) return {(const char*)panel};
-    return ahead_of(from_.row(row, 0), from_.dtype, term, terms, tiles, divide_up(terms, Kind::TERMS));
+    return ahead_of(from_.row(row, 0), from_.bytes(TILE_COLUMNS), term, terms, tiles, divide_up(terms, Kind::TERMS));
   }
 
  private:

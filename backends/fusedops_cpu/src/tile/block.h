@@ -79,17 +79,19 @@ class Block {
       const int64_t terms = std::min(SLICE, end - term), steps = divide_up(terms, Kind::TERMS);
       const float *from = packed + rows_before(term - start), *before = term > 0 ? c : nullptr;
       Ahead ahead{(const char*)panels};
-      if (next) ahead = ahead_of(next, part.operand->dtype, term, terms, divide_up(rows, TILE_ROWS), steps);
+      if (next)
+        ahead = ahead_of(next, part.operand->bytes(TILE_COLUMNS), term, terms, divide_up(rows, TILE_ROWS), steps);
       if (rows <= 2 && part.operand->terms_contiguous) {
-        for (int64_t n = 0; n < part.count; n += LANES) {
-          const int64_t count = std::min<int64_t>(LANES, part.count - n);
+        const int64_t at_once = part.operand->has_codes() ? TILE_COLUMNS : LANES;
+        for (int64_t n = 0; n < part.count; n += at_once) {
+          const int64_t count = std::min(at_once, part.count - n);
           const Target target{before ? c + n : nullptr, width, c + n, width, false};
           if (rows == 1) {
             Kind::template tile_of_terms<1>(*part.operand, part.first + n, count, term, terms, from, target, ahead);
           } else {
             Kind::template tile_of_terms<2>(*part.operand, part.first + n, count, term, terms, from, target, ahead);
           }
-          ahead.next += LANES * terms * size_of(part.operand->dtype);
+          ahead.next += part.operand->bytes(at_once * terms);
         }
         continue;
       }

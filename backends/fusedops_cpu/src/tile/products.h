@@ -18,6 +18,9 @@ constexpr int64_t SLICE = 256;  // terms that are added in registers: 0.94 of th
 constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 12 : VECTOR_BYTES == 32 ? 6 : 4, TILE_COLUMNS = 2 * LANES;
 constexpr int64_t AHEAD = 4;  // rows
 
+// Dtypes of an operand that is a packed weight (tile/pairs_of_codes.h): formats of with_format.
+constexpr int64_t MXFP4_GGUF_CODES = 8, MXFP4_CODES = 10;
+
 // One operand: its elements (i, k), where k is the term. In memory one of both is contiguous, the other has a stride.
 struct Operand {
   const void* data;
@@ -25,6 +28,13 @@ struct Operand {
   int64_t stride;  // in elements
   bool terms_contiguous;
   const int64_t* places = nullptr;  // of the strided one: its rows in memory, or null: as they come
+  const uint16_t* order = nullptr;  // of 32 terms, in which products of pairs take them, or null
+  const uint8_t* scales = nullptr;  // of MXFP4_CODES, (rows, groups)
+  int64_t groups = 0;
+
+  bool has_codes() const { return dtype >= MXFP4_GGUF_CODES; }
+  // What so many elements take.
+  int64_t bytes(int64_t count) const { return has_codes() ? count / 2 : count * size_of(dtype); }
 
   const void* row(int64_t at, int64_t first) const {
     return (const uint8_t*)data + ((places ? places[at] : at) * stride + first) * size_of(dtype);
@@ -54,8 +64,7 @@ struct Nothing {
 };
 // A part of the memory of the TILE_COLUMNS rows at `next`, which follow one another, for tiles of so many steps: as
 // much as the terms from `term` on take. Tiles of all terms ask for all of it.
-inline Ahead ahead_of(const void* next, int64_t dtype, int64_t term, int64_t terms, int64_t tiles, int64_t steps) {
-  const int64_t of_term = TILE_COLUMNS * size_of(dtype);
+inline Ahead ahead_of(const void* next, int64_t of_term, int64_t term, int64_t terms, int64_t tiles, int64_t steps) {
   return {(const char*)next + term * of_term, std::min<int64_t>(128, terms * of_term / (tiles * steps))};
 }
 

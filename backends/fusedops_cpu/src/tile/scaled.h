@@ -35,9 +35,6 @@ NOINLINE void reorder(const float* from, float* to, int64_t count) {
   }
 }
 
-// A scale as float32: those of bytes are numbers of E8M0 or e4m3.
-enum ScaleType : int64_t { E8M0 = 8, E4M3 = 9 };
-
 constexpr int64_t PART = 1024;  // columns whose scales are read at once
 
 // Some scales that follow each other, through a function; up to LANES numbers more are written.
