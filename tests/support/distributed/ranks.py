@@ -122,7 +122,7 @@ def _begin(
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGTERM, chain=True)  # where a rank is that another one waited for
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=150))
     run(rank, world, folder)
     distributed.destroy_process_group()
 

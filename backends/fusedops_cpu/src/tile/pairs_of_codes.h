@@ -43,7 +43,7 @@ inline const uint16_t* order_of_terms(const PackedWeight& weight) {
 
 #if VECTOR_BYTES == 64
 
-// The terms [term, term + depth) of LANES rows, at most SLICE, whole blocks. Rows from `count` on are the one before.
+// The terms [term, term + depth) of LANES rows, at most SLICE, whole blocks. Lanes beyond `count` have the last row.
 class CodesOfRows {
  public:
   INLINE CodesOfRows(const Operand& from, int64_t first, int64_t count, int64_t term, int64_t depth)
@@ -70,7 +70,7 @@ class CodesOfRows {
         _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi64_epi32(low_)), _mm512_cvtepi64_epi32(high_), 1);
     low_ = _mm512_srli_epi64(low_, 8), high_ = _mm512_srli_epi64(high_, 8);
     const __m512i excess = _mm512_sub_epi32(_mm512_set1_epi32(252), _mm512_and_si512(power, _mm512_set1_epi32(255)));
-    // what the numbers of the table are too large by: not all of 252 powers have normal numbers alone
+    // the numbers of the table are larger by so many powers; by more than 250, or fewer than 0, not all are normal
     if (_mm512_cmpgt_epu32_mask(excess, _mm512_set1_epi32(250))) return slowly(power, pairs);
     const __m512i of_both = _mm512_or_si512(_mm512_slli_epi32(excess, 7), _mm512_slli_epi32(excess, 23));
     __m512i z[4];
