@@ -435,6 +435,7 @@ struct Rotary {
 
 // format: a number of with_format. Scales, where they are a tensor of their own, are of `group` columns and of
 // `scale_rows` rows (0: of all), `groups` in a line of them.
+constexpr int64_t MXFP4_GGUF_CODES = 8, MXFP4_CODES = 10;
 struct PackedWeight {
   const uint8_t* codes;       // (outputs, row_bytes)
   const void* scales;         // or null

@@ -52,7 +52,7 @@ def test_the_bits_of_a_token_depend_on_it_alone() -> None:
 
 
 def mxfp4(format: str, power: int, *shape: int) -> Packed:
-    """Return experts whose scales are 2^(power - 127), half of it, and, where that is 1, numbers of any size."""
+    """Return experts whose scales take turns along a row: 2^(power - 127) and half of it."""
     *rows, columns = shape
     generator = torch.Generator().manual_seed(power)
     codes = torch.randint(256, (*rows, columns // 32, 16), dtype=torch.uint8, generator=generator)

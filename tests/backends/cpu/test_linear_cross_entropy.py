@@ -25,7 +25,7 @@ def leaves(rows: int, size: int, classes: int, dtype: torch.dtype) -> tuple[Tens
     return x, weight, target
 
 
-needs_bfloat16 = pytest.mark.skipif(not _linear_logits.multiplies_bfloat16(), reason="needs AVX512-BF16")
+needs_bfloat16 = pytest.mark.skipif(not _linear_logits.multiplies_bfloat16(), reason="needs an AMD with AVX512-BF16")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

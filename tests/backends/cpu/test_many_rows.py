@@ -13,7 +13,7 @@ from fusedops_cpu.launch.library import library
 from fusedops_cpu.linear.linear import linear, linear_by_lanes
 
 NUMBERS = torch.Generator().manual_seed(3)
-needs_pairs = pytest.mark.skipif(not library().multiplies_bfloat16, reason="needs AVX512-BF16")
+needs_pairs = pytest.mark.skipif(not library().multiplies_bfloat16, reason="needs an AMD with AVX512-BF16")
 
 
 def normal(*sizes: int) -> Tensor:

@@ -94,10 +94,10 @@ def run_on(
     try:
         torch.multiprocessing.start_processes(_begin, arguments, nprocs=world, start_method=start)
     except Exception as error:  # one waited for another, which may have had the error: what each has written
-        for file in sorted(folder.glob("*.json")):
-            found = json.loads(file.read_text())
-            error.add_note(f"{file.stem}: last {[*found][-1]}, errors: {[*filter(None, found.values())]}")
-        raise
+        seen = [
+            f"{file.stem}: {list(json.loads(file.read_text()).items())[-1]}" for file in sorted(folder.glob("*.json"))
+        ]
+        raise RuntimeError("the last check of each rank, and its error: " + "; ".join(seen)) from error
     data = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
     return {name: [one[name] for one in data] for name in data[0]}
 

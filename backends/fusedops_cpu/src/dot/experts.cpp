@@ -1,8 +1,8 @@
 // Experts: y[t] = the sum over the choices of a token of weight * down(activation(up(x[t]))).
 //
 // Three passes over a panel of experts: the up-projection with its activation, the down-projection with the weight of
-// each row, and, after all panels, the sum of each token's rows in their order. Where all tensors have bfloat16 and the
-// processor multiplies it, the activations are rounded to it once.
+// each row, and, after all panels, the sum of each token's rows in their order. Where all tensors have bfloat16, or the
+// weights codes of MXFP4, and the processor multiplies it, the activations are rounded to it once.
 #include "dot/experts.h"
 
 namespace fusedops {
@@ -182,9 +182,9 @@ FUSEDOPS_EXPORT int fusedops_experts_forward(const ExpertsForward* call) {
   if (!fits(*call)) return INVALID;
   if (!call->tokens) return OK;
   if (!has_tokens(*call) || (needs_weights(*call) && (!call->up || !call->down))) return INVALID;
-  const FloatWeights weights;
-  return in_pairs(*call) ? ForwardPass<PairsOf<true>, FloatWeights>(*call, weights).run()
-                         : ForwardPass<Floats, FloatWeights>(*call, weights).run();
+  const OperandWeights weights;
+  return in_pairs(*call) ? ForwardPass<PairsOf<true>, OperandWeights>(*call, weights).run()
+                         : ForwardPass<Floats, OperandWeights>(*call, weights).run();
 }
 
 FUSEDOPS_EXPORT int fusedops_quantized_experts_forward(const QuantizedExpertsForward* given) {
@@ -195,6 +195,6 @@ FUSEDOPS_EXPORT int fusedops_quantized_experts_forward(const QuantizedExpertsFor
   const PackedWeights weights(given->up, given->down);
   if (!weights.fit(*call)) return INVALID;
   if (has_pairs() && call->dtype == BFLOAT16 && is_mxfp4(given->up) && is_mxfp4(given->down))
-    return ForwardPass<PairsOf<true>, FloatWeights>(*call, {&given->up, &given->down}).run();
+    return ForwardPass<PairsOf<true>, OperandWeights>(*call, {&given->up, &given->down}).run();
   return ForwardPass<Packed, PackedWeights>(*call, weights).run();
 }

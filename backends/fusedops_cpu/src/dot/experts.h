@@ -164,7 +164,7 @@ Operand weight_of(const Call& call, const void* weight, int64_t dtype, int64_t e
 }
 
 // The weights of all experts, each as an operand of products: as it multiplies inputs, or gradients of outputs.
-struct FloatWeights {
+struct OperandWeights {
   const PackedWeight *packed_up = nullptr, *packed_down = nullptr;  // of MXFP4, in products of pairs
   const uint16_t* order_of_up() const { return packed_up ? order_of_terms(*packed_up) : nullptr; }
   const uint16_t* order_of_down() const { return packed_down ? order_of_terms(*packed_down) : nullptr; }

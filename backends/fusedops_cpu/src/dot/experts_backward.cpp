@@ -386,8 +386,8 @@ FUSEDOPS_EXPORT int fusedops_experts_backward(const ExpertsBackward* call) {
   const int64_t weights = call->experts * call->inner * call->width;
   if (call->dup) use_huge_pages(call->dup, call->activation <= GELU_ERF ? 2 * weights : weights, call->up_dtype);
   if (call->ddown) use_huge_pages(call->ddown, weights, call->down_dtype);
-  return in_pairs(*call) ? BackwardPass<Pairs, FloatWeights>(*call, {}).run()
-                         : BackwardPass<Floats, FloatWeights>(*call, {}).run();
+  return in_pairs(*call) ? BackwardPass<Pairs, OperandWeights>(*call, {}).run()
+                         : BackwardPass<Floats, OperandWeights>(*call, {}).run();
 }
 
 FUSEDOPS_EXPORT int fusedops_quantized_experts_backward(const QuantizedExpertsBackward* given) {

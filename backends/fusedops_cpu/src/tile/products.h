@@ -18,9 +18,6 @@ constexpr int64_t SLICE = 256;  // terms that are added in registers: 0.94 of th
 constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 12 : VECTOR_BYTES == 32 ? 6 : 4, TILE_COLUMNS = 2 * LANES;
 constexpr int64_t AHEAD = 4;  // rows
 
-// Dtypes of an operand that is a packed weight (tile/pairs_of_codes.h): formats of with_format.
-constexpr int64_t MXFP4_GGUF_CODES = 8, MXFP4_CODES = 10;
-
 // One operand: its elements (i, k), where k is the term. In memory one of both is contiguous, the other has a stride.
 struct Operand {
   const void* data;
@@ -32,6 +29,7 @@ struct Operand {
   const uint8_t* scales = nullptr;  // of MXFP4_CODES, (rows, groups)
   int64_t groups = 0;
 
+  // A packed weight (tile/pairs_of_codes.h), whose dtype is its format.
   bool has_codes() const { return dtype >= MXFP4_GGUF_CODES; }
   // What so many elements take.
   int64_t bytes(int64_t count) const { return has_codes() ? count / 2 : count * size_of(dtype); }

@@ -392,11 +392,11 @@ constexpr bool is_fp8 = std::is_same<Format, Scaled<Fp8Codes>>::value;
 template <class F>
 auto with_format(int64_t format, F f) {
   switch (format) {
-    case 8:
+    case MXFP4_GGUF_CODES:
       return f(MXFP4_GGUF{});
     case 9:
       return f(NVFP4_GGUF{});
-    case 10:
+    case MXFP4_CODES:
       return f(Scaled<E2M1Codes<1>>{});
     case 11:
       return f(Scaled<E2M1Codes<2>>{});
